@@ -1,0 +1,1 @@
+"""One attention call for diffusion and video transformers."""

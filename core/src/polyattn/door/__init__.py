@@ -1,0 +1,1 @@
+"""The records behind `polyattn.vendor`, one file a subject; standard library only."""

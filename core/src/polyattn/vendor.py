@@ -1,0 +1,59 @@
+"""The vendor's door: the records a platform package fills in. Standard library only.
+
+A platform package registers one entry point in the group `polyattn.platforms` that returns a `Platform`; a third party
+adds a backend to an existing platform through `polyattn.backends`, whose entry point is named "<platform>.<backend>"
+and returns a `Backend`. An entry point imports the standard library and this module, nothing else.
+
+A slot is called as
+
+    f(q, k, v, out, *, meta, causal, scale, window, softcap, need_lse, options) -> (out, lse | None)
+
+q, k, v      [B,S,H,D], packed [T,H,D]; paged: k and v are pools [pages,page_size,Hk,D]; any strides, one dtype
+out          None, or the buffer to write; a slot that claims `out` returns that same tensor
+meta         what the structure prepared for this device, once for all layers (`polyattn.structures`): None for dense
+causal       bottom-right aligned; `window` (left, right) likewise, None unbounded, its right side 0 with causal
+scale        a float, 0.0 means 0.0
+softcap      c > 0: scores become c*tanh(scores/c) before masks; 0.0: none
+need_lse     return LSE in float32, natural log: [B,H,Sq] or [H,T]; -inf where no key is visible
+options      the caller's options for this platform
+
+The answer follows polyattn's conventions: a row with no visible key is 0, keys that no query may see never matter
+whatever they hold, no input is modified. A slot never asks which platform is current, never drops an argument and
+never edits process-global state of torch.
+
+>>> from polyattn.vendor import Backend, Features, Machine, Request, Slot, TensorFacts, resolve
+>>> toy = Backend("toy", (Slot("toy:dense", Features(dtypes=frozenset({"float32"}))),))
+>>> facts = TensorFacts.contiguous((1, 8, 2, 64), "float32")
+>>> resolve(Request(facts, facts, facts, causal=True), Machine("toy", "cpu"), [toy])[0].reasons
+('causal is not supported',)
+"""
+
+from polyattn.door.backend import Backend, Features, Options, Requires, Slot
+from polyattn.door.capability import Capability, capabilities_of
+from polyattn.door.platform import API_LEVEL, Declined, Found, Machine, Platform
+from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts
+from polyattn.door.resolution import Accepted, Decision, Rejected, resolve, unmet
+
+__all__ = [
+    "API_LEVEL",
+    "KINDS",
+    "Accepted",
+    "Backend",
+    "Capability",
+    "Decision",
+    "Declined",
+    "Features",
+    "Found",
+    "Machine",
+    "Options",
+    "Platform",
+    "Rejected",
+    "Request",
+    "Requires",
+    "Slot",
+    "StructureFacts",
+    "TensorFacts",
+    "capabilities_of",
+    "resolve",
+    "unmet",
+]
