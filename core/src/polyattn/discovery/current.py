@@ -1,0 +1,87 @@
+"""`current_platform`: a stand-in that asks detection at every read, so that importing it by value is never stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polyattn.discovery.backends import backends_of
+from polyattn.discovery.state import current
+from polyattn.door.resolution import missing_requirements
+from polyattn.vendor import Backend, Capability, Machine, Platform, capabilities_of
+
+
+class CurrentPlatform:
+    """The platform of highest priority found in this process, for code that has no tensor yet.
+
+    With a tensor in hand, its device decides instead. Besides the attributes below, `is_<name>()` tells whether the
+    platform has that name, for any name: `is_cuda()`, `is_cpu()`, a plugin's own.
+
+    >>> from polyattn import current_platform
+    >>> current_platform.is_some_other_vendor()
+    False
+    """
+
+    @property
+    def platform(self) -> Platform:
+        """The vendor's record."""
+        return current()
+
+    @property
+    def name(self) -> str:
+        return current().name
+
+    @property
+    def device_type(self) -> str:
+        """torch's device type: "cpu", "cuda", "npu", ..."""
+        return current().device_type
+
+    @property
+    def priority(self) -> int:
+        return current().priority
+
+    @property
+    def collective_backend(self) -> str:
+        """The torch.distributed backend for its devices."""
+        return current().collective_backend
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """All its backends, whether or not the packages they need are installed."""
+        return backends_of(current())
+
+    def machine(self, index: int = 0) -> Machine:
+        """Facts of one of its devices. Unlike detection, a vendor may create a device context for them."""
+        platform = current()
+        return platform.machine(f"{platform.device_type}:{index}")
+
+    def supports(self, capability: Capability) -> bool:
+        """Whether one slot, of a backend whose packages are installed, has all of `capability`."""
+        machine = self.machine()
+        return any(
+            capability in capabilities_of(slot.features)
+            for backend in self.backends
+            if not missing_requirements(backend.requires, machine)
+            for slot in backend.slots
+        )
+
+    def __getattr__(self, attribute: str) -> Callable[[], bool]:
+        if attribute.startswith("is_") and len(attribute) > 3:
+            return lambda: current().name == attribute[3:]
+        raise AttributeError(
+            f"current_platform has no attribute {attribute!r}; it has name, device_type, priority, backends, "
+            "collective_backend, platform, machine(), supports() and is_<platform name>()"
+        )
+
+    def __repr__(self) -> str:
+        try:
+            platform = current()
+        except Exception as error:
+            return f"<current_platform: none, {error}>"
+        return f"<current_platform: {platform.name}, device type {platform.device_type}, priority {platform.priority}>"
+
+    def __reduce__(self) -> str:
+        # Copies and pickles are the one object itself.
+        return "current_platform"
+
+
+current_platform = CurrentPlatform()
