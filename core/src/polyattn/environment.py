@@ -1,4 +1,4 @@
-"""Our own environment variables, read once, and the warnings that one of them turns into errors. Standard library only."""
+"""Our own environment variables, read once, and our warnings, which one of them turns into errors."""
 
 from __future__ import annotations
 

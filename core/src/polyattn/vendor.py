@@ -15,7 +15,7 @@ causal       bottom-right aligned; `window` (left, right) likewise, None unbound
 scale        a float, 0.0 means 0.0
 softcap      c > 0: scores become c*tanh(scores/c) before masks; 0.0: none
 need_lse     return LSE in float32, natural log: [B,H,Sq] or [H,T]; -inf where no key is visible
-options      the caller's options for this platform
+options      the caller's options for this platform; then, where the request is quantised, its `Quant`
 
 The answer follows polyattn's conventions: a row with no visible key is 0, keys that no query may see never matter
 whatever they hold, no input is modified. A slot never asks which platform is current, never drops an argument and

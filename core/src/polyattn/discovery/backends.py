@@ -6,10 +6,10 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from polyattn.discovery.loading import BROKEN, cause, produced
+from polyattn.discovery.loading import cause, complaint, produced
 from polyattn.discovery.report import BackendReport
 from polyattn.discovery.rules import Verdict, split_backend_name
-from polyattn.discovery.scan import load
+from polyattn.discovery.scan import BROKEN, load
 from polyattn.discovery.state import all_accepted, announce, detected, state
 from polyattn.environment import PolyattnWarning, environment, warn
 from polyattn.errors import BackendUnavailable
@@ -84,14 +84,15 @@ def _resolve(platform: Platform, verdicts: Iterable[Verdict]) -> _Resolved:
     found = {backend.name: backend for backend in _own(platform)}
     reports, warnings = [], []
     for verdict in verdicts:
-        if split_backend_name(verdict.candidate.name)[0] != platform.name or verdict.skipped:
+        usable = verdict.may_be_asked or verdict.shared
+        if split_backend_name(verdict.candidate.name)[0] != platform.name or not usable:
             continue
         report, backend = _third_party(verdict, tuple(found))
         reports.append(report)
         if backend is not None:
             found[backend.name] = backend
         else:
-            warnings.append(_warning(verdict, report))
+            warnings.append(report.reason if verdict.shared else complaint("backend", verdict.candidate, report.reason))
     return _Resolved(platform, tuple(found.values()), tuple(reports), tuple(dict.fromkeys(warnings)))
 
 
@@ -144,13 +145,4 @@ def _verdict_report(verdict: Verdict) -> BackendReport:
         candidate.value,
         "skipped" if verdict.skipped else "failed",
         verdict.skipped or verdict.failed,
-    )
-
-
-def _warning(verdict: Verdict, report: BackendReport) -> str:
-    if report.reason.startswith("backend "):
-        return report.reason
-    return (
-        f"backend plugin {verdict.candidate} is not used: {report.reason}. "
-        f"Repair or uninstall {report.distribution}; polyattn.discovery.backend_reports() keeps the report"
     )

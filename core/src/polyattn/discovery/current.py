@@ -7,6 +7,7 @@ from collections.abc import Callable
 from polyattn.discovery.backends import backends_of
 from polyattn.discovery.state import current
 from polyattn.door.resolution import missing_requirements
+from polyattn.environment import PolyattnWarning
 from polyattn.vendor import Backend, Capability, Machine, Platform, capabilities_of
 
 
@@ -75,7 +76,7 @@ class CurrentPlatform:
     def __repr__(self) -> str:
         try:
             platform = current()
-        except Exception as error:
+        except (ImportError, ValueError, RuntimeError, PolyattnWarning) as error:
             return f"<current_platform: none, {error}>"
         return f"<current_platform: {platform.name}, device type {platform.device_type}, priority {platform.priority}>"
 

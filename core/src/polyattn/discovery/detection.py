@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from polyattn.discovery.loading import Outcome, settle
+from polyattn.discovery.loading import Outcome, complaint, settle
 from polyattn.discovery.report import PlatformReport
 from polyattn.discovery.rules import BUILT_IN, EMBEDDED, Verdict, judge_backends, judge_platforms
 from polyattn.discovery.scan import BACKENDS, PLATFORMS, Candidate
-from polyattn.environment import PLATFORM, PLUGINS, Environment
+from polyattn.environment import PLATFORM, PLUGINS, Environment, normalised
 from polyattn.errors import BackendUnavailable
 from polyattn.vendor import Platform
 
@@ -53,14 +53,18 @@ def detect(candidates: Iterable[Candidate], env: Environment) -> Detection:
     outcomes = [settle(v) for v in judge_platforms((c for c in candidates if c.group == PLATFORMS), env)]
     accepted = _best_first(outcome.platform for outcome in outcomes if outcome.platform is not None)
     reports = tuple(sorted((outcome.report for outcome in outcomes), key=_report_order))
-    warnings = [outcome.warning for outcome in outcomes if outcome.warning]
+    # Under an override the other platforms' faults are nobody's concern; their reports still tell.
+    asked = [outcome for outcome in outcomes if env.platform in (None, outcome.report.name)]
+    warnings = [outcome.warning for outcome in asked if outcome.warning]
     fatal = None
     if env.platform is not None and not accepted:
         fatal = _override_failed(env, reports)
     elif not accepted:
-        fatal = Fatal("no platform is usable: " + _told(reports), None)
+        fatal = Fatal(f"no platform is usable: {_told(reports)}. polyattn.platforms() has the tracebacks", None)
     warnings += _several(accepted)
     backends = judge_backends((c for c in candidates if c.group == BACKENDS), env)
+    # A misnamed backend belongs to no platform that could complain later; a clash waits for its platform.
+    warnings += [complaint("backend", v.candidate, v.failed) for v in backends if v.failed and not v.shared]
     return Detection(reports, accepted, backends, tuple(dict.fromkeys(warnings)), fatal)
 
 
@@ -84,33 +88,31 @@ def _several(accepted: tuple[Platform, ...]) -> list[str]:
     if len(rivals) < 2:
         return []
     listed = ", ".join(f"{p.name} (priority {p.priority})" for p in rivals)
-    return [
-        f"several accelerator platforms were found: {listed}; {accepted[0].name!r} is current_platform, by priority "
-        f"and then by name. Set {PLATFORM}={accepted[0].name} to confirm it or name another"
-    ]
+    best = accepted[0].name
+    text = (
+        f"several accelerator platforms were found: {listed}; {best!r} is current_platform, by priority and then by "
+        f"name. Set {PLATFORM}={best} to confirm it, or name another"
+    )
+    return [text]
 
 
 def _override_failed(env: Environment, reports: tuple[PlatformReport, ...]) -> Fatal:
     name = env.platform or ""
     asked = f"{PLATFORM}={env.given.get(PLATFORM, name)!r}"
     mine = [report for report in reports if report.name == name]
-    installed = sorted(
-        {report.name for report in reports if report.status == "skipped" or report.name == EMBEDDED.name}
-    )
-    here = f"Installed platforms: {', '.join(sorted({*installed, *(r.name for r in mine)}))}. {_AUTOMATIC}"
-    if mine:
-        why = "; ".join(f"{r.distribution} {r.version} {_verb(r)}: {r.reason}" for r in mine)
-        return Fatal(f"{asked}: platform {name!r} is not available here: {why}. {here}", name)
-    if name in BUILT_IN:
-        hint = f'distribution {BUILT_IN[name]} is not installed: pip install "polyattn[{name}]"'
-        return Fatal(f"{asked}: platform {name!r} is not available here: {hint}. {here}", name)
-    absent = ", ".join(sorted(set(BUILT_IN) - set(installed)))
+    others = sorted({report.name for report in reports if report.status == "skipped"} - {name})
+    reasons = [f"{r.distribution} {r.version} {_verb(r)}: {r.reason}" for r in mine]
+    if name in BUILT_IN and all(normalised(r.distribution) != BUILT_IN[name] for r in mine):
+        reasons.append(f'distribution {BUILT_IN[name]} is not installed: pip install "polyattn[{name}]"')
+    if reasons:
+        found = f"Other platforms installed: {', '.join(others) or 'none'}"
+        return Fatal(
+            f"{asked}: platform {name!r} is not available here: {'; '.join(reasons)}. {found}. {_AUTOMATIC}", name
+        )
+    absent = sorted(set(BUILT_IN) - set(others))
+    more = f"; once installed also {', '.join(absent)}" if absent else ""
     return Fatal(
-        f"{asked} names no platform. Valid names: {', '.join(installed)}"
-        + (f"; and, once installed: {absent}" if absent else "")
-        + f". {_AUTOMATIC}",
-        name,
-        unknown_name=True,
+        f"{asked} names no platform. Valid names: {', '.join(others)}{more}. {_AUTOMATIC}", name, unknown_name=True
     )
 
 

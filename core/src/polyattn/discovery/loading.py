@@ -9,11 +9,8 @@ from typing import Any
 
 from polyattn.discovery.report import PlatformReport
 from polyattn.discovery.rules import Verdict
-from polyattn.discovery.scan import Candidate
+from polyattn.discovery.scan import BROKEN, Candidate
 from polyattn.vendor import API_LEVEL, Declined, Found, Platform
-
-#: What a plugin may raise and still be no more than broken. sys.exit() at import counts; Ctrl-C is the user's.
-BROKEN = (Exception, SystemExit)
 
 _SLOW_SECONDS = 1.0
 
@@ -33,10 +30,7 @@ def settle(verdict: Verdict) -> Outcome:
     if verdict.skipped:
         return Outcome(replace(blank, status="skipped", reason=verdict.skipped))
     if verdict.failed:
-        # A clash is one event: its text names every rival, so that it warns once.
-        warning = (
-            verdict.failed if verdict.failed.startswith("platform ") else _warning(verdict.candidate, verdict.failed)
-        )
+        warning = verdict.failed if verdict.shared else complaint("platform", verdict.candidate, verdict.failed)
         return Outcome(replace(blank, reason=verdict.failed), warning=warning)
     return _ask(verdict.candidate, blank)
 
@@ -58,6 +52,15 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
+def complaint(what: str, candidate: Candidate, reason: str) -> str:
+    """The warning about a plugin that is not used."""
+    ask = "platforms()" if what == "platform" else "discovery.backend_reports()"
+    return (
+        f"{what} plugin {candidate} is not used: {reason}. Repair or uninstall {candidate.distribution}; "
+        f"polyattn.{ask} keeps the report"
+    )
+
+
 def _ask(candidate: Candidate, blank: PlatformReport) -> Outcome:
     start = time.perf_counter()
     try:
@@ -75,7 +78,7 @@ def _ask(candidate: Candidate, blank: PlatformReport) -> Outcome:
     except BROKEN as error:
         reason = cause(error)
         report = replace(blank, reason=reason, traceback="".join(traceback.format_exception(error)))
-        return Outcome(_timed(report, start), warning=_warning(candidate, reason))
+        return Outcome(_timed(report, start), warning=complaint("platform", candidate, reason))
     report = replace(known, status="accepted", detail=answer.detail, devices=answer.devices)
     return Outcome(_timed(report, start), platform)
 
@@ -98,10 +101,3 @@ def _timed(report: PlatformReport, start: float) -> PlatformReport:
     slow = f"slow: {seconds:.1f} s to import and probe" if seconds > _SLOW_SECONDS else ""
     detail = "; ".join(text for text in (report.detail, slow) if text)
     return replace(report, seconds=round(seconds, 6), detail=detail)
-
-
-def _warning(candidate: Candidate, reason: str) -> str:
-    return (
-        f"platform plugin {candidate} is not used: {reason}. Repair or uninstall {candidate.distribution}; "
-        "polyattn.platforms() keeps the report"
-    )

@@ -1,4 +1,4 @@
-"""Which candidates may be asked: names, owners, clashes, allow-list, override. Pure, and before anything is imported."""
+"""Which candidates may be asked: names, owners, clashes, allow-list, override. Pure; nothing is imported yet."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ _BACKEND_NAME = re.compile(r"([a-z][a-z0-9_]*)\.([a-z0-9_]+)")
 
 @dataclass(frozen=True)
 class Verdict:
-    """A candidate, and why it must not be asked: `failed` is its own fault, `skipped` is somebody's choice."""
+    """A candidate, and why it must not be asked: `failed` is its own fault, `skipped` is somebody's choice.
+
+    shared    the fault is a clash, and its text speaks for every rival
+    """
 
     candidate: Candidate
     failed: str = ""
     skipped: str = ""
+    shared: bool = False
 
     @property
     def may_be_asked(self) -> bool:
@@ -44,17 +48,17 @@ class Verdict:
 def judge_platforms(candidates: Iterable[Candidate], env: Environment) -> tuple[Verdict, ...]:
     """One verdict a platform candidate; the embedded platform is added where no metadata names it."""
     verdicts = [
-        _allowed(candidate, env) or _unasked(candidate, env) or _well_named(candidate) or _owned(candidate)
+        _allowed(candidate, env) or _misnamed(candidate) or _squatting(candidate) or _left_out(candidate, env)
         for candidate in candidates
     ]
     if not any(v.candidate.name == EMBEDDED.name and not v.failed and v.candidate.owner in OURS for v in verdicts):
-        verdicts.append(_unasked(EMBEDDED, env) or Verdict(EMBEDDED))
+        verdicts.append(_left_out(EMBEDDED, env))
     return _without_clashes("platform", verdicts)
 
 
 def judge_backends(candidates: Iterable[Candidate], env: Environment) -> tuple[Verdict, ...]:
     """One verdict a third-party backend, as far as its name and distribution go."""
-    return _without_clashes("backend", [_allowed(c, env) or _well_named_backend(c) for c in candidates])
+    return _without_clashes("backend", [_allowed(c, env) or _named_backend(c) for c in candidates])
 
 
 def split_backend_name(name: str) -> tuple[str, str]:
@@ -70,13 +74,13 @@ def _allowed(candidate: Candidate, env: Environment) -> Verdict | None:
     return Verdict(candidate, skipped=f"distribution {candidate.distribution} is not in {PLUGINS}={text!r}")
 
 
-def _unasked(candidate: Candidate, env: Environment) -> Verdict | None:
+def _left_out(candidate: Candidate, env: Environment) -> Verdict:
     if env.platform is None or candidate.name == env.platform:
-        return None
+        return Verdict(candidate)
     return Verdict(candidate, skipped=f"{PLATFORM}={env.given.get(PLATFORM, env.platform)!r} loads only that platform")
 
 
-def _well_named(candidate: Candidate) -> Verdict | None:
+def _misnamed(candidate: Candidate) -> Verdict | None:
     if candidate.unreadable:
         return Verdict(candidate, failed=candidate.unreadable)
     if _PLATFORM_NAME.fullmatch(candidate.name):
@@ -84,17 +88,17 @@ def _well_named(candidate: Candidate) -> Verdict | None:
     return Verdict(candidate, failed="a platform's name is lower case letters, digits and '_', with a letter first")
 
 
-def _well_named_backend(candidate: Candidate) -> Verdict:
+def _named_backend(candidate: Candidate) -> Verdict:
     if _BACKEND_NAME.fullmatch(candidate.name):
         return Verdict(candidate)
     wanted = "the entry point must be named \"<platform>.<backend>\", in lower case letters, digits and '_'"
     return Verdict(candidate, failed=wanted)
 
 
-def _owned(candidate: Candidate) -> Verdict:
+def _squatting(candidate: Candidate) -> Verdict | None:
     owner = BUILT_IN.get(candidate.name)
     if owner is None or owner == candidate.owner:
-        return Verdict(candidate)
+        return None
     return Verdict(
         candidate,
         failed=f"the name {candidate.name!r} is built in and only distribution {owner} may register it; "
@@ -109,7 +113,9 @@ def _without_clashes(what: str, verdicts: list[Verdict]) -> tuple[Verdict, ...]:
             contenders[verdict.candidate.name].append(verdict.candidate)
     clashes = {name: _clash(what, name, rivals) for name, rivals in contenders.items() if len(rivals) > 1}
     return tuple(
-        Verdict(v.candidate, failed=clashes[v.candidate.name]) if v.may_be_asked and v.candidate.name in clashes else v
+        Verdict(v.candidate, failed=clashes[v.candidate.name], shared=True)
+        if v.may_be_asked and v.candidate.name in clashes
+        else v
         for v in verdicts
     )
 

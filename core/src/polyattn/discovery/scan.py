@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 PLATFORMS = "polyattn.platforms"
 BACKENDS = "polyattn.backends"
 
+#: What somebody else's code may raise and still be no more than broken. sys.exit() counts; Ctrl-C is the user's.
+BROKEN = (Exception, SystemExit)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -64,7 +67,7 @@ def _all() -> Iterator[Candidate]:
 
     try:
         found = metadata.entry_points()
-    except Exception:
+    except BROKEN:
         # One malformed entry_points.txt of an unrelated distribution makes the call above raise.
         yield from _one_by_one(metadata.distributions())
         return
@@ -77,7 +80,7 @@ def _one_by_one(distributions: Iterable[Distribution]) -> Iterator[Candidate]:
     for distribution in distributions:
         try:
             entries = [entry for entry in distribution.entry_points if entry.group in (PLATFORMS, BACKENDS)]
-        except Exception as error:
+        except BROKEN as error:
             if _concerns_us(distribution):
                 name, version = _identity(distribution)
                 text = f"entry_points.txt cannot be read: {type(error).__name__}: {error}"
@@ -93,9 +96,9 @@ def _candidate(entry: EntryPoint, distribution: Distribution | None) -> Candidat
 
 def _identity(distribution: Distribution | None) -> tuple[str, str]:
     try:
-        facts = distribution.metadata if distribution is not None else {}
+        facts: Any = distribution.metadata if distribution is not None else {}
         return facts["Name"] or "(unnamed)", facts["Version"] or "(no version)"
-    except Exception:
+    except BROKEN:
         return "(unnamed)", "(no version)"
 
 
@@ -104,6 +107,6 @@ def _concerns_us(distribution: Distribution) -> bool:
         text = distribution.read_text("entry_points.txt") or ""
     except UnicodeDecodeError as error:
         text = error.object.decode("latin-1")
-    except Exception:
+    except BROKEN:
         return False
     return f"[{PLATFORMS}]" in text or f"[{BACKENDS}]" in text

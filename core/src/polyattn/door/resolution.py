@@ -70,7 +70,7 @@ def unmet(features: Features, request: Request) -> tuple[str, ...]:
     reasons = [
         f"structure {kind!r} is not supported, only {_listed(sorted(features.kinds))}"
         for kind in _kinds_needed(request)
-        if kind not in features.kinds
+        if kind not in features.kinds and not (kind == "prefix_kv" and "key_padding" in features.kinds)
     ]
     if (
         request.structure_kind == "packed"

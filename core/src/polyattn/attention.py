@@ -1,0 +1,223 @@
+"""`pa.attention`: one call; what its shapes and arguments decide is decided once and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyattn.arguments import checked
+from polyattn.choice import Choice, parse_choice
+from polyattn.environment import environment, on_reload
+from polyattn.distributed.glued import attend_glued
+from polyattn.plan import Plan, make_plan, owner_of
+from polyattn.quant import Quant, as_quant, skipped
+from polyattn.scope import choice_here, logs_here, step_here
+from polyattn.structures import Structure
+from polyattn.traced import attend_traced
+
+if TYPE_CHECKING:
+    from polyattn.vendor import Options
+
+#: Plans kept, oldest dropped first: a model has a few shapes, a server a few hundred.
+_PLAN_LIMIT = 4096
+_plans: dict[Any, Plan] = {}
+#: Device type -> "is its stream being captured?", for the platforms that have graphs.
+_capturing: dict[str, Callable[[], bool]] = {}
+
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_autocast_enabled = torch.is_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    structure: Structure | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    gate: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+    quant: Quant | str | None = None,
+    deterministic: bool = False,
+    options: tuple[Options, ...] = (),
+    parallel: Any = None,
+    joint: Any = None,
+    replicated: Any = None,
+) -> Any:
+    """Softmax attention of q over k and v, through the fastest exact route of the tensors' platform.
+
+    Args:
+        q: queries [B,Sq,H,D]; packed [T,H,D]. Floating dtype, any strides.
+        k, v: [B,Sk,Hk,D] and [B,Sk,Hk,Dv], H a multiple of Hk; with `Paged` the pools [pages,page_size,Hk,D].
+        structure: who may attend to whom; None is `Dense()`.
+        causal: bottom-right aligned: query i sees keys up to i + Sk - Sq (per document).
+        scale: factor on q.k, default D ** -0.5.
+        window: (left, right) inclusive counts of keys beside the aligned diagonal, None unbounded; an int w is (w, 0)
+            with causal, else (w, w).
+        softcap: c > 0 turns scores into c * tanh(scores / c).
+        gate: weight of the coarse term, shaped like the output; `VideoTiles` only.
+        return_lse: also return the natural-log LSE, float32, [B,H,Sq] or [H,T].
+        out: buffer for the result, [..., H, Dv] in q's dtype.
+        backend: choice such as "fa3,cudnn" or "-sdpa"; a final "auto" permits automatic choice.
+        quant: a `Quant` or a method's name.
+        deterministic: the same bits run to run, forward and backward.
+        options: typed options of platforms.
+        parallel, joint, replicated: see `polyattn.distributed`.
+
+    Returns:
+        The output [B,Sq,H,Dv] (or packed), or (output, lse). A query row that sees no key is 0, its LSE -inf.
+
+    Raises:
+        TypeError, ValueError: an argument is malformed; the text names it, what was given and what is accepted.
+        UnsupportedRequest: no eligible backend can run the request; with every backend's reasons.
+        BackendUnavailable: the backend asked for is not installed.
+
+    >>> import torch, polyattn as pa
+    >>> q = k = v = torch.randn(1, 16, 2, 64)
+    >>> pa.attention(q, k, v, causal=True).shape
+    torch.Size([1, 16, 2, 64])
+    """
+    if _is_compiling():
+        return attend_traced(
+            q, k, v, structure, causal, scale, window, softcap, gate, return_lse, out, backend, None, quant, None,
+            deterministic, options, parallel, joint, replicated,
+        )  # fmt: skip
+    if gate is not None or parallel is not None or joint is not None or replicated is not None:
+        return attend_glued(
+            attention, q, k, v, gate=gate, parallel=parallel, joint=joint, replicated=replicated,
+            structure=structure, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
+            out=out, backend=backend, quant=quant, deterministic=deterministic, options=options,
+        )  # fmt: skip
+    plan = find_plan(
+        q, k, v, structure, causal, scale, window, softcap, return_lse, out, backend, None, quant, None, deterministic,
+        options,
+    )  # fmt: skip
+    return plan.run(q, k, v, out, structure)
+
+
+def find_plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    structure: Structure | None,
+    causal: bool,
+    scale: float | None,
+    window: Any,
+    softcap: float,
+    return_lse: bool,
+    out: torch.Tensor | None,
+    backend: str | None,
+    configured: str | None,
+    quant: Quant | str | None,
+    layer: int | None,
+    deterministic: bool,
+    options: Any,
+) -> Plan:
+    """The remembered plan of a call, or a new one; counts it in the active route logs.
+
+    `configured` is a `pa.configure` choice, weaker than the context's; `layer` the index that `Quant` may skip.
+    """
+    key: Any = None
+    try:
+        kind = q.device.type
+        key = (
+            q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device, None if structure is None else structure.route_key,
+            causal, scale, window, softcap, return_lse,
+            None if out is None else (out.shape, out.dtype, out.device, out.requires_grad, out is q or out is k or out is v),
+            backend, configured, choice_here.get(), None if quant is None else (quant, layer, step_here.get()),
+            deterministic, options, _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+            _autocast_dtype(kind) if _autocast_enabled(kind) else None,
+            _capturing[kind]() if kind in _capturing else False,
+        )  # fmt: skip
+        plan = _plans[key]
+    except (KeyError, TypeError, AttributeError, RuntimeError):
+        # a first call, or arguments that no key can be made of: the plan's own checks say what is wrong with them
+        plan = _plan_anew(
+            q, k, v, structure, causal, scale, window, softcap, return_lse, out, backend, configured, quant, layer,
+            deterministic, options,
+        )  # fmt: skip
+        _remember(key, plan)
+    logs = logs_here.get()
+    if logs and plan.route is not None:
+        for log in logs:
+            log.add(plan.route)
+    return plan
+
+
+def _plan_anew(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    structure: Structure | None,
+    causal: bool,
+    scale: float | None,
+    window: Any,
+    softcap: float,
+    return_lse: bool,
+    out: torch.Tensor | None,
+    backend: str | None,
+    configured: str | None,
+    quant: Quant | str | None,
+    layer: int | None,
+    deterministic: bool,
+    options: Any,
+) -> Plan:
+    arguments = checked(causal, window, softcap, deterministic, options)
+    method, notes = effective_quant(quant, layer, step_here.get())
+    plan = make_plan(
+        q, k, v, structure, arguments,
+        scale=scale, lse=return_lse, out=out, quant=method, notes=notes,
+        choices=stated_choices(backend, choice_here.get(), configured),
+    )  # fmt: skip
+    owner = owner_of(q.device.type)
+    if owner.capturing is not None:
+        _capturing[q.device.type] = owner.capturing
+    return plan
+
+
+def stated_choices(argument: str | None, context: str | None, configured: str | None) -> tuple[Choice, ...]:
+    """The choices that were made, strongest first: argument, context, configure, environment."""
+    stated = (
+        ("argument", argument),
+        ("context", context),
+        ("configure", configured),
+        ("environment", environment().backend),
+    )
+    return tuple(parse_choice(text, source) for source, text in stated if text is not None)
+
+
+def effective_quant(given: Quant | str | None, layer: int | None, step: int | None) -> tuple[Quant | None, tuple[str, ...]]:
+    """The quantisation this call runs with, and the note that it was skipped."""
+    quant = as_quant(given)
+    if quant is None:
+        return None, ()
+    why = skipped(quant, layer, step)
+    return (quant, ()) if why is None else (None, (why,))
+
+
+def _remember(key: Any, plan: Plan) -> None:
+    try:
+        hash(key)
+    except TypeError:
+        return
+    if key is None:
+        return
+    while len(_plans) >= _PLAN_LIMIT:
+        _plans.pop(next(iter(_plans)), None)
+    _plans[key] = plan
+
+
+@on_reload
+def _forget() -> None:
+    _plans.clear()
+    _capturing.clear()

@@ -1,0 +1,141 @@
+"""`pa.explain`: what would run for a call, and for every backend why or why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyattn.arguments import check_combination, checked
+from polyattn.attention import effective_quant, stated_choices
+from polyattn.discovery import all_backend_names, backends_of
+from polyattn.door.platform import Machine, Platform
+from polyattn.door.request import Request
+from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
+from polyattn.errors import BackendUnavailable, UnsupportedRequest
+from polyattn.plan import describe, machine_of, owner_of
+from polyattn.routing import Route, find_route
+from polyattn.scope import choice_here, step_here
+from polyattn.structures import Structure
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer of `pa.explain`: `chosen` is the route, or None where nothing can run and `refusal` says why."""
+
+    request: Request
+    machine: Machine
+    platform: str
+    chosen: Route | None
+    decisions: tuple[Decision, ...]
+    notes: tuple[str, ...] = ()
+    refusal: str | None = None
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(backend, verdict, reasons) of every backend, the chosen one first."""
+        rows = []
+        for decision in self.decisions:
+            name = decision.backend.name
+            mine = self.chosen is not None and self.chosen.backend.name == name
+            if mine:
+                assert self.chosen is not None
+                verdict = "chosen" if self.chosen.native else f"chosen through {self.chosen.name}"
+            else:
+                verdict = "could run" if isinstance(decision, Accepted) else "cannot run"
+            if self.chosen is not None:
+                reasons = self.chosen.reasons.get(name, ())
+            else:
+                reasons = decision.reasons if isinstance(decision, Rejected) else ()
+            text = "; ".join(reasons) or (f"slot {decision.slot.name}" if isinstance(decision, Accepted) else "")
+            rows.append((f"{self.platform}:{name}", verdict, text))
+        return sorted(rows, key=lambda row: not row[1].startswith("chosen"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return {
+            "request": self.request.as_dict(),
+            "machine": self.machine.as_dict(),
+            "chosen": None if self.chosen is None else self.chosen.name,
+            "backends": [{"backend": name, "verdict": verdict, "reasons": why} for name, verdict, why in self.rows()],
+            "notes": list(self.notes),
+            "refusal": self.refusal,
+        }
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines = [f"request  {self.request}", f"machine  {self.machine.platform} {self.machine.arch} {self.machine.name}".rstrip()]
+        lines.append(f"route    {self.chosen.name if self.chosen else 'none'}")
+        lines += [f"  {name:<{widths[0]}}  {verdict:<{widths[1]}}  {why}".rstrip() for name, verdict, why in rows]
+        lines += [f"note     {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def explain(
+    q: torch.Tensor | Request,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    *,
+    machine: Machine | None = None,
+    structure: Structure | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Any = None,
+    softcap: float = 0.0,
+    gate: torch.Tensor | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+    quant: Any = None,
+    deterministic: bool = False,
+    options: Any = (),
+) -> Explanation:
+    """What `pa.attention` would do with these arguments, without doing it.
+
+    Instead of tensors it takes a `Request`, and with `machine=` asks about a described one. Malformed arguments raise
+    as in `pa.attention`; a request that nothing can run does not raise, it is explained.
+
+    >>> import torch, polyattn as pa
+    >>> q = torch.randn(1, 4, 2, 8)
+    >>> pa.explain(q, q, q, softcap=30.0).chosen.platform
+    'cpu'
+    """
+    notes: tuple[str, ...] = ()
+    if isinstance(q, Request):
+        request, platform = q, owner_of(machine.device_type if machine else q.device_type)
+    else:
+        arguments = checked(causal, window, softcap, deterministic, options)
+        check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
+        effective, notes = effective_quant(quant, None, step_here.get())
+        request, platform, _ = describe(
+            q, k, v, structure, arguments, scale=scale, lse=return_lse, out=out, quant=effective  # type: ignore[arg-type]
+        )
+    if machine is not None and machine.platform != platform.name:
+        platform = _platform_named(machine, platform)
+    choices = stated_choices(backend, choice_here.get(), None)
+    return explain_request(request, platform, machine or machine_of(platform, request.device), choices, notes)
+
+
+def explain_request(
+    request: Request, platform: Platform, machine: Machine, choices: tuple[Any, ...] = (), notes: tuple[str, ...] = ()
+) -> Explanation:
+    """The explanation of a request on a platform's machine; pure but for the platform's backends being imported."""
+    backends = backends_of(platform)
+    decisions = resolve(request, machine, backends)
+    try:
+        route = find_route(request, machine, platform, backends, choices, all_backend_names() if choices else {}, notes)
+    except (UnsupportedRequest, BackendUnavailable) as refusal:
+        return Explanation(request, machine, platform.name, None, decisions, notes, str(refusal))
+    return Explanation(request, machine, platform.name, route, decisions, route.notes)
+
+
+def _platform_named(machine: Machine, owner: Platform) -> Platform:
+    from polyattn.discovery import platforms
+
+    known = [report.name for report in platforms()]
+    raise BackendUnavailable(
+        f"machine: it describes platform {machine.platform!r}, but {machine.device_type!r} tensors belong to {owner.name!r} "
+        f"here; installed platforms are {', '.join(known)}. Install polyattn-{machine.platform} to ask about its machines",
+        platform=machine.platform,
+    )

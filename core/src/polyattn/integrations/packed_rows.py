@@ -1,0 +1,110 @@
+"""Finds packed documents in what transformers hands over: boundaries, positions, block-diagonal masks.
+
+Batch rows are taken as laid end to end, so that boundaries and lengths count over B*S rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers.utils.import_utils import is_tracing
+
+from polyattn.integrations.derived import derived
+from polyattn.structures import Packed
+
+Window = tuple[int, int] | None
+
+
+def documents_of_boundaries(
+    query: torch.Tensor, mask: torch.Tensor | None, causal: bool, window: Window, kwargs: Mapping[str, Any]
+) -> Packed:
+    """The documents of `cu_seq_lens_q` and `cu_seq_lens_k`; a mask beside them may only repeat what they say."""
+    cu_q, cu_k = kwargs["cu_seq_lens_q"], kwargs.get("cu_seq_lens_k")
+    for name, boundaries in (("cu_seq_lens_q", cu_q), ("cu_seq_lens_k", cu_k)):
+        if boundaries is not None and not isinstance(boundaries, torch.Tensor):
+            raise TypeError(f"{name}: a tensor [documents + 1] is needed, got {type(boundaries).__name__}")
+    max_q, max_k = kwargs.get("max_length_q"), kwargs.get("max_length_k")
+
+    def build() -> Packed:
+        known = is_tracing(cu_q) or max_q is not None  # what there is no need, or no way, to read
+        q = cu_q.view_as(cu_q) if known else cu_q.cpu()
+        if cu_k is None or cu_k is cu_q or (not is_tracing(cu_q) and torch.equal(cu_q, cu_k)):
+            packed = Packed.from_cu_seqlens(q, None, max_q)
+        else:
+            packed = Packed.from_cu_seqlens(q, cu_k.view_as(cu_k) if known else cu_k.cpu(), max_q, max_k)
+        if mask is not None and not _agree(mask, packed, query, causal, window):
+            raise ValueError(
+                f"attention_mask, cu_seq_lens_q: within documents the mask {list(mask.shape)} hides keys that the "
+                "documents do not; give one of the two"
+            )
+        return packed
+
+    tensors = tuple(tensor for tensor in (cu_q, cu_k, mask) if tensor is not None)
+    return derived(("boundaries", causal, window, max_q, max_k), tensors, build)
+
+
+def documents_of_positions(position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool) -> Packed | None:
+    """The documents of rows whose positions go back to an earlier one; None where no row's do."""
+    batch, rows = query.shape[0], query.shape[2]
+    if not isinstance(position_ids, torch.Tensor) or is_tracing(position_ids):
+        return None
+    # one row of several documents, as transformers' varlen path has it; its causal masks know several rows of them
+    if rows in (0, 1) or rows != key.shape[2] or not (causal or batch == 1):
+        return None
+    if tuple(position_ids.shape) not in ((1, rows), (batch, rows)):
+        return None
+
+    def build() -> Packed | None:
+        ids = position_ids.cpu()
+        back = ids[:, 1:] <= ids[:, :-1]
+        if not bool(back.any()):
+            return None
+        starts = torch.ones(batch, rows, dtype=torch.bool)
+        starts[:, 1:] = back
+        first = starts.flatten().nonzero().flatten()
+        return Packed.from_lengths(first.diff(append=torch.tensor([batch * rows])))
+
+    return derived(("positions", batch), (position_ids,), build)
+
+
+def documents_of_mask(
+    mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
+) -> Packed | None:
+    """The documents that a block-diagonal mask was made from, if it says what they and the layer say, and no more."""
+    packed = documents_of_positions(position_ids, query, key, causal)
+    if packed is None or is_tracing(mask):
+        return None
+
+    def build() -> Packed | None:
+        outside = ~_visible(packed, query, False, None)
+        if not _agree(mask, packed, query, causal, window) or bool((mask[:, 0] & outside.to(mask.device)).any()):
+            return None
+        return packed
+
+    return derived(("blocks", causal, window), (mask, position_ids), build)
+
+
+def _agree(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> bool:
+    """Whether, within documents, a mask hides exactly what causality and the window hide."""
+    batch, rows = query.shape[0], query.shape[2]
+    shapes = ((batch, 1, rows, rows), (1, 1, rows, rows))
+    if mask.dtype != torch.bool or tuple(mask.shape) not in shapes or packed.cu_q is not packed.cu_k:
+        return False
+    inside, visible = (_visible(packed, query, *rule).to(mask.device) for rule in ((False, None), (causal, window)))
+    return torch.equal(mask[:, 0] & inside, visible)
+
+
+def _visible(packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> torch.Tensor:
+    """bool [B,S,S]: which keys of its own row a query of packed documents sees."""
+    batch, rows, documents = query.shape[0], query.shape[2], packed.cu_q.shape[0] - 1
+    flat = torch.arange(batch * rows, device=packed.cu_q.device)
+    document = torch.bucketize(flat, packed.cu_q[1:], right=True).reshape(batch, rows)
+    behind = flat[:rows, None] - flat[None, :rows]
+    visible = (document[:, :, None] == document[:, None]) & (document < documents)[:, :, None]
+    if causal:
+        visible &= behind >= 0
+    if window is not None:
+        visible &= (behind <= window[0]) & (behind >= -window[1])
+    return visible

@@ -1,0 +1,239 @@
+"""`pa.Attention`: an attention layer that keeps its head counts, arguments and last route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from polyattn.arguments import checked, checked_scale
+from polyattn.attention import find_plan
+from polyattn.choice import check_names, parse_choice
+from polyattn.discovery import all_backend_names, backends_of, current_platform
+from polyattn.distributed.glued import attend_glued
+from polyattn.door.capability import Capability, capabilities_of
+from polyattn.errors import UnsupportedRequest
+from polyattn.plan import owner_of
+from polyattn.quant import as_quant, layer_index, skipped
+from polyattn.request import dtype_name
+from polyattn.structures import KeyPadding, Structure
+from polyattn.traced import attend_traced
+
+if TYPE_CHECKING:
+    from polyattn.quant import Quant
+    from polyattn.routing import Route
+    from polyattn.vendor import Options
+
+_LAYER = object()
+
+
+class Attention(torch.nn.Module):
+    """Attention over [B,S,H,D] (or packed [T,H,D]) tensors; holds no parameters, so it adds nothing to a state_dict.
+
+    Args:
+        num_heads, head_dim: of the queries.
+        num_kv_heads: of the keys and values, default num_heads.
+        scale, causal, window, softcap, backend, quant, deterministic, options: as in `pa.attention`.
+        role: "self", or "cross" where queries and keys are different tokens: `KeyPadding` then keeps every query row.
+        parallel: a `polyattn.distributed.SequenceParallel`.
+        prefix: the layer's name in its model; its first integer is the layer index that `Quant` may skip.
+
+    >>> import torch, polyattn as pa
+    >>> layer = pa.Attention(num_heads=2, head_dim=8, causal=True)
+    >>> q = torch.randn(1, 4, 2, 8)
+    >>> layer(q, q, q).shape
+    torch.Size([1, 4, 2, 8])
+    """
+
+    last_route: Route | None
+    backend: str | None
+    configured: str | None
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+        window: int | tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+        role: Literal["self", "cross"] = "self",
+        backend: str | None = None,
+        quant: Quant | str | None = None,
+        deterministic: bool = False,
+        options: tuple[Options, ...] = (),
+        parallel: Any = None,
+        prefix: str = "",
+    ) -> None:
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, size in (("num_heads", num_heads), ("head_dim", head_dim), ("num_kv_heads", kv_heads)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name}: a positive integer is needed, got {size!r}")
+        if num_heads % kv_heads:
+            raise ValueError(f"num_kv_heads: {kv_heads} does not divide num_heads {num_heads}")
+        if role not in ("self", "cross"):
+            raise ValueError(f"role: 'self' or 'cross' is accepted, got {role!r}")
+        arguments = checked(causal, window, softcap, deterministic, options)
+        checked_scale(scale, head_dim)
+        self.num_heads, self.head_dim, self.num_kv_heads = num_heads, head_dim, kv_heads
+        self.scale, self.causal, self.window, self.softcap = scale, causal, arguments.window, arguments.softcap
+        self.role, self.deterministic, self.options = role, deterministic, arguments.options
+        self.backend, self.configured = backend, None
+        self.quant, self.parallel, self.prefix = as_quant(quant), parallel, prefix
+        self.layer_index = layer_index(prefix)
+        self.last_route = None
+        if backend is not None:
+            _check_backend(backend)
+        if self.quant is not None:
+            skipped(self.quant, self.layer_index, None)
+            _check_quant(self.quant.method, backend)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        structure: Structure | None = None,
+        *,
+        gate: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        parallel: Any = _LAYER,
+        joint: Any = None,
+        replicated: Any = None,
+    ) -> Any:
+        """As `pa.attention` with the layer's arguments; `parallel` overrides the layer's own."""
+        if q.shape[-2:] != (self.num_heads, self.head_dim) or k.shape[-2] != self.num_kv_heads:
+            raise ValueError(
+                f"q, k: {self.num_heads} heads of {self.head_dim} and {self.num_kv_heads} KV heads are this layer's, "
+                f"got q {list(q.shape)} and k {list(k.shape)}"
+            )
+        if structure is not None and self.role == "cross" and structure.kind == "key_padding":
+            structure = _keeping_queries(structure)
+        if parallel is _LAYER:
+            parallel = self.parallel
+        if torch.compiler.is_compiling():
+            return attend_traced(
+                q, k, v, structure, self.causal, self.scale, self.window, self.softcap, gate, return_lse, out,
+                self.backend, self.configured, self.quant, self.layer_index, self.deterministic, self.options,
+                parallel, joint, replicated,
+            )  # fmt: skip
+        if gate is not None or parallel is not None or joint is not None or replicated is not None:
+            return attend_glued(
+                self._attend, q, k, v, gate=gate, parallel=parallel, joint=joint, replicated=replicated,
+                structure=structure, causal=self.causal, window=self.window, softcap=self.softcap,
+                deterministic=self.deterministic, options=self.options, return_lse=return_lse, out=out,
+            )  # fmt: skip
+        plan = find_plan(
+            q, k, v, structure, self.causal, self.scale, self.window, self.softcap, return_lse, out, self.backend,
+            self.configured, self.quant, self.layer_index, self.deterministic, self.options,
+        )  # fmt: skip
+        self.__dict__["last_route"] = plan.route  # past nn.Module's slower __setattr__
+        return plan.run(q, k, v, out, structure)
+
+    def _attend(self, q: Any, k: Any, v: Any, *, structure: Any, return_lse: bool, out: Any, **_: Any) -> Any:
+        return self.forward(q, k, v, structure, return_lse=return_lse, out=out, parallel=None)
+
+    def supports(
+        self, cap: Capability, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> bool:
+        """Whether one slot, among the backends this layer may use on `device`, has all of `cap` for its heads.
+
+        Asked before a mask is built; `device` defaults to the current platform's.
+        """
+        platform = current_platform.platform if device is None else owner_of(torch.device(device).type)
+        names = None
+        choice = self.backend or self.configured
+        if choice is not None:
+            parsed = parse_choice(choice, "argument")
+            names = None if parsed.auto else parsed.names
+        for backend in backends_of(platform):
+            if names is not None and backend.name not in names and f"{platform.name}:{backend.name}" not in names:
+                continue
+            for slot in backend.slots:
+                features = slot.features
+                fits = (
+                    (dtype is None or dtype_name(dtype) in features.dtypes)
+                    and (features.head_dims is None or self.head_dim in features.head_dims)
+                    and (features.gqa or self.num_heads == self.num_kv_heads)
+                )
+                if fits and cap in capabilities_of(features):
+                    return True
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "last_route": None}  # a route belongs to the process that found it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attention:
+        copy = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copy
+        torch.nn.Module.__init__(copy)
+        copy.__dict__.update({**self.__dict__, "last_route": None})
+        return copy
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads}x{self.head_dim}, num_kv_heads={self.num_kv_heads}, role={self.role!r}, causal={self.causal}"
+
+
+def configure(model: torch.nn.Module, choices: dict[str, str | None]) -> list[str]:
+    """Choose backends for a model's `pa.Attention` layers, by role or by module name; returns the names it changed.
+
+    Keys are "self", "cross", or module names with "*" wildcards, which are more specific and win over roles; among
+    wildcards the longest wins. None takes a choice back. Weaker than an argument or a `use_backend` scope.
+
+    >>> import torch, polyattn as pa
+    >>> model = torch.nn.ModuleList([pa.Attention(2, 8), pa.Attention(2, 8, role="cross")])
+    >>> pa.configure(model, {"cross": "sdpa,auto"})
+    ['1']
+    """
+    from fnmatch import fnmatchcase
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
+    for text in choices.values():
+        if text is not None:
+            check_names(parse_choice(text, "configure"), current_platform.name, all_backend_names())
+    changed: dict[str, str | None] = {}
+    for key in sorted(choices, key=lambda key: (key not in ("self", "cross"), len(key))):
+        matching = [name for name, layer in layers if (layer.role == key if key in ("self", "cross") else fnmatchcase(name, key))]
+        if not matching and key not in ("self", "cross"):
+            raise ValueError(f"configure: no attention layer is named {key!r}; there are {[name for name, _ in layers][:20]}")
+        changed.update(dict.fromkeys(matching, choices[key]))
+    for name, layer in layers:
+        if name in changed:
+            layer.configured = changed[name]
+    return list(changed)
+
+
+def _keeping_queries(structure: Structure) -> Structure:
+    assert isinstance(structure, KeyPadding)
+    if structure.queries == "same":
+        raise ValueError("structure: KeyPadding(queries='same') says that queries are the keys' tokens, which role 'cross' denies")
+    return structure.with_queries("all")
+
+
+def _check_backend(choice: str) -> None:
+    known = all_backend_names()
+    parsed = parse_choice(choice, "argument")
+    for platform in known:  # the layer's device is not known yet: some platform here must have each name
+        try:
+            check_names(parsed, platform, known)
+        except ValueError as error:
+            refusal = error
+        else:
+            return
+    raise refusal
+
+
+def _check_quant(method: str, backend: str | None) -> None:
+    platform = current_platform.platform
+    offered = sorted({name for b in backends_of(platform) for slot in b.slots for name in slot.features.quant})
+    if method not in offered:
+        raise UnsupportedRequest(
+            f"quant {method!r} is not supported by any backend of {platform.name}: supported are ({', '.join(offered) or 'none'})",
+            backend=backend,
+            platform=platform.name,
+            reasons={b.name: (f"quant {method!r} is not supported",) for b in backends_of(platform)},
+        )

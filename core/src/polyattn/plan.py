@@ -1,0 +1,270 @@
+"""A plan: everything about a call that its shapes, strides, dtypes and arguments decide, worked out once.
+
+`make_plan` validates, routes and returns a `Plan` whose `run` does the rest of the call; `pa.attention` memoises plans.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from polyattn.arguments import Arguments, check_combination, checked_scale
+from polyattn.choice import Choice
+from polyattn.discovery import all_backend_names, backends_of, platform_for
+from polyattn.door.platform import Machine, Platform
+from polyattn.door.request import Request
+from polyattn.environment import environment, on_reload, warn
+from polyattn.quant import Quant
+from polyattn.request import autocast_dtype, check_out, check_tensors, request_of
+from polyattn.routing import Route, find_route
+from polyattn.structures import Structure
+from polyattn.unowned import platform_of_unowned
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+SlotCall = Callable[..., Result]
+Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, Structure | None], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A route and the closure that runs a call of this shape along it, returning what the caller asked for."""
+
+    route: Route | None
+    run: Runner
+
+
+def make_plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    structure: Structure | None,
+    arguments: Arguments,
+    *,
+    scale: float | None,
+    lse: bool,
+    out: torch.Tensor | None,
+    choices: tuple[Choice, ...],
+    quant: Quant | None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """Validate the call, find its route, and bind everything but the tensors."""
+    request, platform, autocast = describe(q, k, v, structure, arguments, scale=scale, lse=lse, out=out, quant=quant)
+    squeeze = request.structure_kind == "packed" and q.dim() == 4
+    if _is_empty(request):
+        run: Runner = partial(_run_empty, lse=lse, squeeze=squeeze, autocast=autocast)
+        return Plan(None, run)
+    machine = machine_of(platform, request.device)
+    backends = backends_of(platform)
+    route = find_route(request, machine, platform, backends, choices, all_backend_names() if choices else {}, notes)
+    _warn_once(route)
+    return Plan(route, _runner(route, request, platform, quant, squeeze=squeeze, autocast=autocast))
+
+
+def describe(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    structure: Structure | None,
+    arguments: Arguments,
+    *,
+    scale: float | None,
+    lse: bool,
+    out: torch.Tensor | None,
+    quant: Quant | None,
+) -> tuple[Request, Platform, torch.dtype | None]:
+    """The request of a validated call, the platform that owns it, and the dtype autocast casts it to."""
+    autocast = autocast_dtype(q) if isinstance(q, torch.Tensor) else None
+    check_tensors(q, k, v, structure, autocast is not None)
+    check_combination(structure, arguments.causal, arguments.window, arguments.softcap, lse, None)
+    platform = owner_of(q.device.type)
+    capturing = platform.capturing is not None and platform.capturing()
+    request = request_of(
+        q, k, v, structure, arguments,
+        scale=checked_scale(scale, q.shape[-1]), lse=lse, out=out, autocast=autocast,
+        quant=None if quant is None else quant.method, capturing=capturing,
+    )  # fmt: skip
+    if out is not None:
+        check_out(out, q, k, v, autocast or q.dtype, request.grad)
+    if structure is not None:
+        q_shape, k_shape = (request.q.shape, request.k.shape)
+        structure.check(q_shape, k_shape)
+    return request, platform, autocast
+
+
+@lru_cache(maxsize=64)
+def owner_of(device_type: str) -> Platform:
+    """The platform that serves a device type; the generic one where nobody owns it."""
+    return platform_for(device_type) or platform_of_unowned(device_type)
+
+
+@lru_cache(maxsize=64)
+def _machine(name: str, device: str, make: Callable[[str], Machine]) -> Machine:
+    return make(device)
+
+
+def machine_of(platform: Platform, device: str) -> Machine:
+    """The facts of one device, read once."""
+    return _machine(platform.name, device, platform.machine)
+
+
+@lru_cache(maxsize=256)
+def load_call(reference: str) -> SlotCall:
+    """Import "module:function"."""
+    module, _, name = reference.partition(":")
+    call: SlotCall = getattr(importlib.import_module(module), name)
+    return call
+
+
+def forward_of(route: Route) -> SlotCall:
+    """The slot's function, wrapped in the route's compositions, called like a slot."""
+    call = load_call(route.slot.call)
+    for composition in reversed(route.compositions):
+        call = partial(load_call(composition.call), call)
+    return call
+
+
+def _runner(
+    route: Route, request: Request, platform: Platform, quant: Quant | None, *, squeeze: bool, autocast: torch.dtype | None
+) -> Runner:
+    forward = partial(
+        forward_of(route),
+        causal=request.causal,
+        scale=request.scale,
+        window=request.window,
+        softcap=request.softcap,
+        need_lse=request.lse,
+        options=(*(option for option in request.options if option.platform == platform.name), *([quant] if quant else ())),
+    )
+    writes_out = route.slot.features.out or not request.out
+    plain = not squeeze and autocast is None and writes_out and not request.capturing
+    if plain and request.structure_kind == "dense":
+        return _dense_with_lse(forward) if request.lse else _dense(forward)
+    if plain:
+        return _structured_with_lse(forward) if request.lse else _structured(forward)
+    return partial(_run_adapted, forward, request, squeeze, autocast, writes_out)
+
+
+def _dense(forward: SlotCall) -> Runner:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, _: Structure | None) -> Any:
+        return forward(q, k, v, out, meta=None)[0]
+
+    return run
+
+
+def _dense_with_lse(forward: SlotCall) -> Runner:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, _: Structure | None) -> Any:
+        return forward(q, k, v, out, meta=None)
+
+    return run
+
+
+def _structured(forward: SlotCall) -> Runner:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, structure: Any) -> Any:
+        return forward(q, k, v, out, meta=structure.bind(q.device, q.shape, k.shape))[0]
+
+    return run
+
+
+def _structured_with_lse(forward: SlotCall) -> Runner:
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, structure: Any) -> Any:
+        return forward(q, k, v, out, meta=structure.bind(q.device, q.shape, k.shape))
+
+    return run
+
+
+def _run_adapted(
+    forward: SlotCall,
+    request: Request,
+    squeeze: bool,
+    autocast: torch.dtype | None,
+    writes_out: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    structure: Structure | None,
+) -> Any:
+    """A call whose tensors need a cast, a squeeze, or a copy into the caller's buffer."""
+    buffer = out
+    if squeeze:
+        q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+        out = None if out is None else out.squeeze(0)
+    meta = None
+    if structure is not None and request.structure_kind != "dense":
+        meta = structure.bind(q.device, q.shape, k.shape, request.capturing)
+    if autocast is not None:
+        q, k, v = q.to(autocast), k.to(autocast), v.to(autocast)
+        with torch.autocast(q.device.type, enabled=False):
+            result, lse = forward(q, k, v, out if writes_out else None, meta=meta)
+    else:
+        result, lse = forward(q, k, v, out if writes_out else None, meta=meta)
+    if buffer is not None:
+        if not writes_out:
+            assert out is not None
+            out.copy_(result)
+        result = buffer
+    elif squeeze:
+        result = result.unsqueeze(0)
+    if not request.lse:
+        return result
+    assert lse is not None
+    return result, lse.unsqueeze(0) if squeeze else lse
+
+
+def _is_empty(request: Request) -> bool:
+    """No query rows, or not one key in all: nothing for a kernel to do."""
+    rows = 1
+    for size in request.q.shape[:-1]:
+        rows *= size
+    keys = request.k.shape[0] * request.k.shape[1] if request.structure_kind == "paged" else request.k.shape[-3]
+    return rows == 0 or keys == 0
+
+
+def _run_empty(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    structure: Structure | None,
+    *,
+    lse: bool,
+    squeeze: bool,
+    autocast: torch.dtype | None,
+) -> Any:
+    empty = load_call("polyattn.backends.empty:empty_attention")
+    if autocast is not None:
+        q, k, v = q.to(autocast), k.to(autocast), v.to(autocast)
+    if squeeze:
+        q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
+    if structure is not None:
+        structure.bind(q.device, q.shape, k.shape)
+    result, row_lse = empty(q, k, v, lse)
+    if squeeze:
+        result, row_lse = result.unsqueeze(0), None if row_lse is None else row_lse.unsqueeze(0)
+    if out is not None:
+        result = out.copy_(result)
+    return (result, row_lse) if lse else result
+
+
+_warned: set[tuple[str, str, str]] = set()
+
+
+def _warn_once(route: Route) -> None:
+    slow = [note for note in route.notes if note.startswith("generic route")]
+    key = (route.platform, route.name, route.request.structure_kind)
+    if slow and key not in _warned:
+        _warned.add(key)
+        warn(f"{route.name} serves [{route.request}]: {slow[0]}. pa.explain(...) says why; install or choose a backend that takes it.")
+
+
+@on_reload
+def _forget() -> None:
+    owner_of.cache_clear()
+    _machine.cache_clear()
+    _warned.clear()
+

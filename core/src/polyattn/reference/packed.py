@@ -1,0 +1,41 @@
+"""Packed: each document attends to itself alone; rows past the last boundary return 0."""
+
+from __future__ import annotations
+
+import torch
+
+from polyattn.reference.masked_softmax import masked_softmax
+from polyattn.reference.rule import Rule
+from polyattn.reference.spans import seen_with_spans
+from polyattn.structures import Packed
+
+
+def packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, structure: Packed, rule: Rule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv] -> out [T,H,Dv], lse [H,T]; with a leading axis of 1 where q has one."""
+    if q.dim() == 4:
+        out, lse = packed(q[0], k[0], v[0], structure, rule)
+        return out[None], lse[None]
+    out = q.new_zeros(*q.shape[:2], v.shape[-1])
+    lse = q.new_full((q.shape[1], q.shape[0]), float("-inf"))
+    starts_q, starts_k = structure.cu_q.tolist(), structure.cu_k.tolist()
+    for document in range(len(starts_q) - 1):
+        q_start, q_end = starts_q[document], starts_q[document + 1]
+        k_start, k_end = starts_k[document], starts_k[document + 1]
+        visible = _within_document(structure, document, q_end - q_start, k_end - k_start, rule, q.device)
+        # Slices stop at the tensors' ends: boundaries beyond them name rows that are hidden.
+        mine = q[q_start:q_end], k[k_start:k_end], v[k_start:k_end]
+        visible = visible[: mine[0].shape[0], : mine[1].shape[0]]
+        answer, its_lse = masked_softmax(mine[0][None], mine[1][None], mine[2][None], visible, rule)
+        out[q_start:q_end] = answer[0]
+        lse[:, q_start:q_end] = its_lse[0]
+    return out, lse
+
+
+def _within_document(
+    structure: Packed, document: int, queries: int, keys: int, rule: Rule, device: torch.device
+) -> torch.Tensor:
+    if structure.spans is None:
+        return rule.positions(queries, keys, device)
+    return seen_with_spans(list(range(keys - queries, keys)), keys, structure.spans[document], rule, device)

@@ -1,0 +1,42 @@
+"""What a call says beside its tensors and its structure: how scores are made, and which positions may meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """scale, softcap: the scores. causal, window: the positions, both aligned bottom-right."""
+
+    scale: float
+    softcap: float
+    causal: bool
+    window: Window | None
+
+    def positions(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
+        """Bool [queries,keys]: the last query sits on the last key, and each earlier one a key before."""
+        query = torch.arange(queries, device=device)[:, None] + (keys - queries)
+        key = torch.arange(keys, device=device)[None, :]
+        visible = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        left, right = self.window or (None, None)
+        if self.causal:
+            visible &= key <= query
+        if left is not None:
+            visible &= key >= query - left
+        if right is not None:
+            visible &= key <= query + right
+        return visible
+
+
+def window_of(window: int | Window | None, causal: bool) -> Window | None:
+    """The two inclusive counts that a window stands for: an int w is (w, 0) with causal, else (w, w)."""
+    if isinstance(window, int):
+        window = (window, 0) if causal else (window, window)
+    if window is not None and any(side is not None and side < 0 for side in window):
+        raise ValueError(f"window: counts beside the diagonal cannot be negative, got {window}")
+    return window

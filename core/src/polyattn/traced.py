@@ -1,0 +1,180 @@
+"""`pa.attention` inside a compiled graph: one opaque operator that makes the eager call when the graph runs.
+
+The graph depends on shapes, dtypes, the structure's kind and the call's arguments only. A structure enters as the
+tensors that stand for it; when the graph runs, the operator finds the living structure by its tensor, so that all it
+knows on the host, and all it has prepared, is there again. The backward is an operator too and makes the call anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from polyattn import structures
+from polyattn.arguments import check_combination, checked, checked_scale
+from polyattn.errors import UnsupportedRequest
+from polyattn.operators import define_once
+from polyattn.quant import as_quant, skipped
+from polyattn.request import check_tensors
+from polyattn.scope import current_choice, current_step
+from polyattn.structures.base import Structure, from_anchor
+
+_KINDS: dict[str, type[Structure]] = {
+    cls.kind: cls
+    for cls in (structures.Dense, structures.KeyPadding, structures.Mask, structures.Packed, structures.Spans, structures.Paged)
+}
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? s0, Tensor? s1, Tensor? s2, SymInt i0, SymInt i1, str kind, str detail, "
+    "bool causal, float scale, SymInt left, SymInt right, float softcap, bool lse, str? argument, str? context, "
+    "str? configured, str? quant, bool rotate, bool deterministic"
+)
+
+
+def attend_traced(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    structure: Structure | None,
+    causal: bool,
+    scale: float | None,
+    window: Any,
+    softcap: float,
+    gate: Any,
+    return_lse: bool,
+    out: torch.Tensor | None,
+    backend: str | None,
+    configured: str | None,
+    quant: Any,
+    layer: int | None,
+    deterministic: bool,
+    options: Any,
+    parallel: Any,
+    joint: Any,
+    replicated: Any,
+) -> Any:
+    """The traced form of `pa.attention`; arguments as there."""
+    for name, value in (("gate", gate), ("parallel", parallel), ("joint", joint), ("replicated", replicated)):
+        if value is not None:
+            raise UnsupportedRequest(f"{name}= is not supported inside a compiled graph; make this call outside of it")
+    if options:
+        raise UnsupportedRequest("options= are not supported inside a compiled graph; set them through pa.configure outside")
+    arguments = checked(causal, window, softcap, deterministic, ())
+    check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, None)
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    check_tensors(q, k, v, structure, False)
+    asked = as_quant(quant)
+    if asked is not None and skipped(asked, layer, current_step()) is not None:
+        asked = None
+    anchors: tuple[torch.Tensor, ...] = ()
+    ints: tuple[int, ...] = ()
+    kind = detail = ""
+    if structure is not None:
+        anchors, ints = structure.anchors(), structure.anchor_ints()
+        kind, detail = structure.kind, structure.anchor_detail()
+    s0, s1, s2 = (*anchors, None, None, None)[:3]
+    i0, i1 = (*ints, 0, 0)[:2]
+    window_ = arguments.window
+    left, right = (-1, -1) if window_ is None else (-1 if side is None else side for side in window_)
+    result, lse = torch.ops.polyattn.attention(
+        q, k, v, s0, s1, s2, i0, i1, kind, detail, causal, checked_scale(scale, q.shape[-1]), left, right, float(softcap),
+        return_lse, backend, current_choice(), configured, None if asked is None else asked.method,
+        asked is None or asked.rotate, deterministic,
+    )  # fmt: skip
+    if out is not None:
+        result = out.copy_(result)
+    return (result, lse) if return_lse else result
+
+
+def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The eager call behind the operator; always two tensors."""
+    from polyattn.attention import find_plan
+    from polyattn.quant import Quant
+    from polyattn.scope import choice_here
+
+    s0, s1, s2, i0, i1, kind, detail, causal, scale, left, right, softcap, lse, *tail = rest
+    argument, context, configured, quant, rotate, deterministic = tail
+    structure = _structure(kind, detail, tuple(t for t in (s0, s1, s2) if t is not None), (i0, i1))
+    window = None if (left, right) == (-1, -1) else (None if left < 0 else left, None if right < 0 else right)
+    token = choice_here.set(context)  # the choice the graph was traced under, which Dynamo guards
+    try:
+        plan = find_plan(
+            q, k, v, structure, causal, scale, window, softcap, lse, None, argument, configured,
+            None if quant is None else Quant(quant, rotate), None, deterministic, (),
+        )  # fmt: skip
+        answer = plan.run(q, k, v, None, structure)
+    finally:
+        choice_here.reset(token)
+    result, row_lse = answer if lse else (answer, q.new_empty(0, dtype=torch.float32))
+    return result, row_lse
+
+
+def _structure(kind: str, detail: str, anchors: tuple[torch.Tensor, ...], ints: tuple[int, ...]) -> Structure | None:
+    if not kind:
+        return None
+    if not anchors:
+        return _KINDS[kind]()
+    return from_anchor(anchors[0]) or _KINDS[kind].from_anchors(anchors, ints, detail)
+
+
+def _run(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        result, lse = _call(q, k, v, *rest)
+    return result.contiguous(), lse.contiguous()
+
+
+def _fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    result = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    if not rest[12]:
+        return result, q.new_empty(0, dtype=torch.float32)
+    return result, q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.rest = inputs[6:]
+    ctx.set_materialize_grads(True)
+
+
+def _backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple[Any, ...]:
+    q, k, v, s0, s1, s2 = ctx.saved_tensors
+    dq, dk, dv, ds = torch.ops.polyattn.attention_backward(grad, grad_lse, q, k, v, s0, s1, s2, *ctx.rest)
+    wants_mask = s0 is not None and ctx.needs_input_grad[3]
+    return (dq, dk, dv, ds if wants_mask else None, *([None] * (len(ctx.rest) + 2)))
+
+
+def _run_backward(grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
+    wants_mask = rest[0] is not None and rest[0].dtype.is_floating_point
+    with torch.enable_grad():
+        inputs = [t.detach().requires_grad_() for t in (q, k, v, *(rest[:1] if wants_mask else ()))]
+        tail = (inputs[3], *rest[1:]) if wants_mask else rest
+        result, lse = _call(*inputs[:3], *tail)
+        outputs, grads = ([result, lse], [grad, grad_lse]) if rest[12] else ([result], [grad])
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+        found = torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+    filled = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
+    return tuple(g.contiguous() for g in (*filled, *([] if wants_mask else [q.new_empty(0)])))
+
+
+def _fake_backward(grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
+    wants_mask = rest[0] is not None and rest[0].dtype.is_floating_point
+    grads = [t.new_empty(t.shape) for t in (q, k, v)]
+    return (*grads, rest[0].new_empty(rest[0].shape) if wants_mask else q.new_empty(0))
+
+
+define_once(
+    "polyattn::attention",
+    f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+    backward=_backward,
+    setup_context=_setup_context,
+)
+define_once(
+    "polyattn::attention_backward",
+    f"(Tensor grad, Tensor grad_lse, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+)

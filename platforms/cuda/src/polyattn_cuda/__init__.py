@@ -1,0 +1,21 @@
+"""polyattn on NVIDIA CUDA: what this distribution brings through polyattn's vendor door."""
+
+from polyattn.vendor import Platform
+from polyattn_cuda import detection
+
+__all__ = ["platform"]
+
+
+def platform() -> Platform:
+    """The entry point `cuda` of the group `polyattn.platforms`."""
+    return Platform(
+        name="cuda",
+        device_type="cuda",
+        priority=50,  # cuda 50, rocm 40, npu 30, xpu 20, musa 10, cpu 0
+        probe=detection.probe,
+        machine=detection.machine,
+        backends="polyattn_cuda.backends:BACKENDS",
+        collective_backend="nccl",
+        capturing=detection.capturing,
+        variables=detection.VARIABLES,
+    )

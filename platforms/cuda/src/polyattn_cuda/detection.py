@@ -1,0 +1,145 @@
+"""What of NVIDIA CUDA is on this machine: presence, facts of one device, capture. Makes no device context."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from glob import glob
+from importlib import metadata
+from typing import Any
+
+from polyattn.vendor import Declined, Found, Machine
+
+#: Variables that hide devices. The runtime's own reading of them counts; parsing them here would be a second opinion.
+VISIBILITY = ("CUDA_VISIBLE_DEVICES",)
+#: Every variable that changes what runs here: facts of the machine, never set by us.
+VARIABLES = (*VISIBILITY, "CUDA_DEVICE_ORDER", "FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH")
+#: Kernel packages whose versions are facts of the machine.
+DISTRIBUTIONS = ("fa3-fwd", "flash-attn", "flash-attn-4", "flash_attn_3", "sageattention", "triton")
+#: Device files, one of which is there wherever the driver is.
+DRIVER_FILES = ("/dev/nvidia[0-9]*", "/dev/nvhost-gpu", "/dev/dxg")
+
+
+def probe() -> Found | Declined:
+    """Whether this torch serves NVIDIA CUDA and sees a device."""
+    try:
+        import torch
+    except Exception as error:
+        return Declined(f"torch cannot be imported ({error}); TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps its plugins out")
+    reason = _unserved(torch)
+    if reason:
+        return Declined(reason)
+    count = _count(torch)
+    if count == 0:
+        return Declined(f"CUDA {_runtime(torch)} sees no device{_hidden()}")
+    return Found(f"{count} device{'s' if count > 1 else ''}, CUDA {_runtime(torch)}{_hidden()}", count)
+
+
+def machine(device: str) -> Machine:
+    """The facts of one device. A context is used where there is one, but never made: it would not survive a fork."""
+    import torch
+
+    index = int(device.partition(":")[2] or 0)
+    arch, name = _arch_and_name(torch, index)
+    installed = {package: version for package in DISTRIBUTIONS if (version := _installed(package))}
+    return Machine(
+        platform="cuda",
+        device_type="cuda",
+        index=index,
+        arch=arch,
+        name=name,
+        versions={"torch": torch.__version__, "cuda": _runtime(torch), **installed},
+        env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
+    )
+
+
+def capturing() -> bool:
+    """Whether the current stream is being captured into a graph."""
+    import torch
+
+    ask = getattr(torch.cuda, "is_current_stream_capturing", None)
+    return ask is not None and bool(ask())
+
+
+def _unserved(torch: Any) -> str:
+    """Why this torch cannot serve these devices; empty where it can."""
+    if torch.version.hip is not None:
+        return f"this torch {torch.__version__} is a ROCm build, which polyattn-rocm serves"
+    if torch.version.cuda is None:
+        return f"this torch {torch.__version__} is not a CUDA build (torch.version.cuda is None)"
+    return ""
+
+
+def _runtime(torch: Any) -> str:
+    """The version of CUDA."""
+    return str(torch.version.cuda)
+
+
+def _count(torch: Any) -> int:
+    """Devices that this process may use.
+
+    The runtime, once asked, breaks a later fork. So it is asked here only where it already runs, where no driver is
+    that it could start, or where NVML answers in its place. Otherwise a child process asks it.
+    """
+    quietly = getattr(torch.cuda, "_device_count_nvml", None)
+    if torch.cuda.is_initialized() or not _driver() or (quietly is not None and quietly() >= 0):
+        return int(torch.cuda.device_count())
+    code = "import torch; print(torch.cuda.device_count())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(answer.stdout.split()[-1])
+
+
+def _driver() -> bool:
+    """Whether the driver's device files are here."""
+    return any(glob(pattern) for pattern in DRIVER_FILES)
+
+
+def _hidden() -> str:
+    """The variables that hide devices, as stated; empty where none is."""
+    stated = [f"{variable}={os.environ[variable]!r}" for variable in VISIBILITY if variable in os.environ]
+    return f" with {', '.join(stated)}" if stated else ""
+
+
+def _installed(package: str) -> str:
+    """The version of an installed distribution; empty where it is absent."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
+    """The architecture ("sm_90") and the name; without a context, NVML is asked."""
+    if not torch.cuda.is_initialized():
+        return _alike(_nvml_devices())
+    facts = torch.cuda.get_device_properties(index)
+    return f"sm_{facts.major}{facts.minor}", str(facts.name)
+
+
+def _nvml_devices() -> list[tuple[str, str]]:
+    """Every device as NVML knows it; none where it is absent or fails."""
+    count, major, minor = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    devices = []
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+        for position in range(count.value):
+            if (
+                nvml.nvmlDeviceGetHandleByIndex_v2(position, ctypes.byref(handle))
+                or nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+                or nvml.nvmlDeviceGetName(handle, name, len(name))
+            ):
+                return []
+            devices.append((f"sm_{major.value}{minor.value}", name.value.decode(errors="replace")))
+    except (OSError, AttributeError):
+        return []
+    return devices
+
+
+def _alike(devices: list[tuple[str, str]]) -> tuple[str, str]:
+    """What all devices share. NVML counts devices by bus, CUDA by speed: a mixed machine stays unknown until used."""
+    return devices[0] if len(set(devices)) == 1 else ("", "")

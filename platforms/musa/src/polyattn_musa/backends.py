@@ -1,0 +1,6 @@
+"""The attention backends of Moore Threads MUSA, fastest first."""
+
+from polyattn.backends.sdpa import generic_backend
+from polyattn.vendor import Backend
+
+BACKENDS: tuple[Backend, ...] = (generic_backend(),)

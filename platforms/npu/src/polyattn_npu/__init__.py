@@ -1,0 +1,21 @@
+"""polyattn on Ascend NPU: what this distribution brings through polyattn's vendor door."""
+
+from polyattn.vendor import Platform
+from polyattn_npu import detection
+
+__all__ = ["platform"]
+
+
+def platform() -> Platform:
+    """The entry point `npu` of the group `polyattn.platforms`."""
+    return Platform(
+        name="npu",
+        device_type="npu",
+        priority=30,  # cuda 50, rocm 40, npu 30, xpu 20, musa 10, cpu 0
+        probe=detection.probe,
+        machine=detection.machine,
+        backends="polyattn_npu.backends:BACKENDS",
+        collective_backend="hccl",
+        capturing=detection.capturing,
+        variables=detection.VARIABLES,
+    )

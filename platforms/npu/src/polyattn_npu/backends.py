@@ -1,0 +1,6 @@
+"""The attention backends of Ascend NPU, fastest first."""
+
+from polyattn.backends.sdpa import generic_backend
+from polyattn.vendor import Backend
+
+BACKENDS: tuple[Backend, ...] = (generic_backend(),)

@@ -1,0 +1,21 @@
+"""polyattn on Intel XPU: what this distribution brings through polyattn's vendor door."""
+
+from polyattn.vendor import Platform
+from polyattn_xpu import detection
+
+__all__ = ["platform"]
+
+
+def platform() -> Platform:
+    """The entry point `xpu` of the group `polyattn.platforms`."""
+    return Platform(
+        name="xpu",
+        device_type="xpu",
+        priority=20,  # cuda 50, rocm 40, npu 30, xpu 20, musa 10, cpu 0
+        probe=detection.probe,
+        machine=detection.machine,
+        backends="polyattn_xpu.backends:BACKENDS",
+        collective_backend="xccl",
+        capturing=detection.capturing,
+        variables=detection.VARIABLES,
+    )
