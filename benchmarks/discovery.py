@@ -21,7 +21,7 @@ FIRST_READ = """
 import importlib.metadata, time
 import polyattn.discovery
 try:
-    import torch, polyattn.platforms.cpu
+    import torch, polyattn.cpu
 except ImportError:
     pass
 start = time.perf_counter()

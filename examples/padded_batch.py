@@ -37,7 +37,14 @@ def main() -> None:
 
     kept = padding.keep
     print("kept rows differ by", (x - noise)[kept].abs().max().item(), "when the padding holds other values")
-    print("the structure was prepared", padding.builds, "time for", len(layers), "layers; route", layer.attention.last_route.name)
+    print(
+        "the structure was prepared",
+        padding.builds,
+        "time for",
+        len(layers),
+        "layers; route",
+        layer.attention.last_route.name,
+    )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def main() -> int:
     rooms = [room for room in ROOMS if (ROOT / room).is_dir()]
     status = subprocess.call([python, "-m", "pytest", *rooms, "-q", f"--junitxml={report}"], cwd=ROOT)
     if report.exists():
-        print(write_record(ROOT / "docs" / "torch_versions" / f"{version}.json", report, python, rooms))
+        record = Path("docs", "torch_versions", f"{version}.json")
+        print(write_record(ROOT / record, report, python, rooms), "->", record)
     return status
 
 

@@ -17,7 +17,7 @@ print(json.dumps({"torch": torch.__version__, "python": platform.python_version(
 
 
 def write_record(path: Path, report: Path, python: str, rooms: Sequence[str]) -> str:
-    """Write pytest's report and the facts of its environment as JSON; the line to print."""
+    """Write pytest's report and the facts of its environment as JSON; the line that tells it."""
     facts = json.loads(subprocess.check_output([python, "-c", FACTS], text=True))
     counts = outcome(report)
     day = datetime.now(timezone.utc).date().isoformat()
@@ -26,7 +26,7 @@ def write_record(path: Path, report: Path, python: str, rooms: Sequence[str]) ->
         json.dumps({**facts, "tests": list(rooms), **counts, "date": day}, indent=2) + "\n", encoding="utf-8"
     )
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return f"torch {facts['torch']}, Python {facts['python']}: {told} -> {path}"
+    return f"torch {facts['torch']}, Python {facts['python']}: {told}"
 
 
 def outcome(report: Path) -> dict[str, int]:

@@ -245,8 +245,8 @@ def test_spans_of_a_paged_row_count_in_its_keys():
 
 
 def test_a_query_block_sees_the_real_rows_of_its_listed_blocks():
-    lists = torch.tensor([[1, 0], [0, 9]], dtype=torch.int32).reshape(1, 1, 2, 2)
-    counts = torch.tensor([1, 2], dtype=torch.int32).reshape(1, 1, 2)
+    lists = torch.tensor([[1, 0], [0, 1]], dtype=torch.int32).reshape(1, 1, 2, 2)
+    counts = torch.tensor([1, 1], dtype=torch.int32).reshape(1, 1, 2)
     v = rows(1, 3, NAN, 5, 7, NAN)
     sizes = torch.tensor([2, 2], dtype=torch.int32)
     assert answer(zeros(3), v, structure=BlockMap(lists, counts, 2, 3, sizes)) == [6, 6, 2]

@@ -51,6 +51,7 @@ def test_each_has_the_same_files(vendor: str) -> None:
         package / "backends.py",
         package / "detection.py",
         package / "py.typed",
+        room / "tests" / f"test_{vendor}_backends.py",
         room / "tests" / f"test_{vendor}_detection.py",
     ]
     assert [path for path in expected if not path.is_file()] == []

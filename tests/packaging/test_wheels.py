@@ -89,7 +89,7 @@ def test_no_distribution_pins_torch(wheels: dict[str, Path], name: str) -> None:
 
 def test_entry_points_name_each_platform_once(wheels: dict[str, Path]) -> None:
     core = entry_points(wheels["polyattn"])
-    assert dict(core["polyattn.platforms"]) == {"cpu": "polyattn.platforms.cpu:platform"}
+    assert dict(core["polyattn.platforms"]) == {"cpu": "polyattn.cpu:platform"}
     assert dict(core["console_scripts"]) == {"polyattn": "polyattn.cli:main"}
     for vendor in VENDORS:
         stated = entry_points(wheels[f"polyattn_{vendor}"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polyattn import distributed, structures, testing, vendor
-    from polyattn.attention import attention
+    from polyattn.call import attention
     from polyattn.discovery import current_platform, platforms
     from polyattn.distributed import Joint, Replicated
     from polyattn.door.capability import Capability
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         VideoLayout,
         VideoTiles,
     )
-    from polyattn.warmup import warmup
+    from polyattn.warming import warmup
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ _HOME = {
     "UnsupportedRequest": "polyattn.errors",
     "VideoLayout": "polyattn.structures",
     "VideoTiles": "polyattn.structures",
-    "attention": "polyattn.attention",
+    "attention": "polyattn.call",
     "configure": "polyattn.layer",
     "current_platform": "polyattn.discovery",
     "explain": "polyattn.explanation",
@@ -69,7 +69,7 @@ _HOME = {
     "reload_environment": "polyattn.environment",
     "step": "polyattn.scope",
     "use_backend": "polyattn.scope",
-    "warmup": "polyattn.warmup",
+    "warmup": "polyattn.warming",
 }
 _ROOMS = ("distributed", "integrations", "structures", "testing", "vendor")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from polyattn.arguments import check_combination, checked
-from polyattn.attention import effective_quant, stated_choices
+from polyattn.call import effective_quant, stated_choices
 from polyattn.discovery import all_backend_names, backends_of
 from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request

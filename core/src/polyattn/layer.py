@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from polyattn.arguments import checked, checked_scale
-from polyattn.attention import find_plan
+from polyattn.call import find_plan
 from polyattn.choice import check_names, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
 from polyattn.distributed.glued import attend_glued

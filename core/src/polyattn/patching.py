@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from polyattn.attention import attention
+from polyattn.call import attention
 from polyattn.errors import UnsupportedRequest
 from polyattn.structures import Mask
 
 
-class patch_sdpa(TorchFunctionMode):
-    """In this scope and thread, SDPA calls run through `pa.attention`; nothing is patched, so nothing can leak.
+_sdpa = torch.nn.functional.scaled_dot_product_attention
+
+
+class _Scopes(threading.local):
+    """The backend choices of this thread's open scopes, innermost last."""
+
+    def __init__(self) -> None:
+        self.choices: list[str | None] = []
+
+
+_scopes = _Scopes()
+_open = 0
+_lock = threading.Lock()
+
+
+class _ByValue(TorchFunctionMode):
+    """Catches calls of the function itself, as code makes them that imported it by value."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (_dispatch if func is _sdpa else func)(*args, **(kwargs or {}))
+
+
+class patch_sdpa:
+    """In this scope and thread, `F.scaled_dot_product_attention` runs through `pa.attention`, also inside stock modules.
 
     torch's own meanings hold: q is [B,H,S,D] (or [H,S,D]), a 2-D mask is [Sq,Sk], a 3-D one broadcasts over heads,
-    `is_causal` is top-left. Dropout is refused.
+    `is_causal` is top-left. Dropout is refused. Other threads call torch's own function; the last scope restores it.
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 2, 4, 8)
@@ -28,15 +54,37 @@ class patch_sdpa(TorchFunctionMode):
     """
 
     def __init__(self, backend: str | None = None) -> None:
-        super().__init__()
         self.backend = backend
+        self._mode = _ByValue()
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not torch.nn.functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return _as_sdpa(self.backend, *args, **(kwargs or {}))
+    def __enter__(self) -> patch_sdpa:
+        global _open
+        with _lock:
+            _open += 1
+            # modules such as nn.MultiheadAttention look the function up when they call it, out of a mode's reach
+            torch.nn.functional.scaled_dot_product_attention = _dispatch  # type: ignore[assignment]
+        _scopes.choices.append(self.backend)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        global _open
+        self._mode.__exit__(kind, error, trace)
+        _scopes.choices.pop()
+        with _lock:
+            _open -= 1
+            if _open == 0:
+                torch.nn.functional.scaled_dot_product_attention = _sdpa
+
+
+def _dispatch(*args: Any, **kwargs: Any) -> torch.Tensor:
+    if not _scopes.choices:
+        return _sdpa(*args, **kwargs)
+    scopes, _scopes.choices = _scopes.choices, []  # our own backends call the function too
+    try:
+        return _as_sdpa(scopes[-1], *args, **kwargs)
+    finally:
+        _scopes.choices = scopes
 
 
 def _as_sdpa(

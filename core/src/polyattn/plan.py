@@ -113,18 +113,25 @@ def machine_of(platform: Platform, device: str) -> Machine:
 
 
 @lru_cache(maxsize=256)
-def load_call(reference: str) -> SlotCall:
+def load_call(reference: str) -> Callable[..., Any]:
     """Import "module:function"."""
     module, _, name = reference.partition(":")
-    call: SlotCall = getattr(importlib.import_module(module), name)
+    call: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return call
 
 
 def forward_of(route: Route) -> SlotCall:
     """The slot's function, wrapped in the route's compositions, called like a slot."""
+    lowered = route.request
+    steps = []
+    for composition in route.compositions:
+        inner = composition.lower(lowered, route.slot.features)
+        assert isinstance(inner, Request)  # the route was found by this very lowering
+        lowered = inner
+        steps.append((composition, lowered))
     call = load_call(route.slot.call)
-    for composition in reversed(route.compositions):
-        call = partial(load_call(composition.call), call)
+    for composition, request in reversed(steps):
+        call = load_call(composition.bind)(call, request)
     return call
 
 
@@ -140,7 +147,7 @@ def _runner(
         need_lse=request.lse,
         options=(*(option for option in request.options if option.platform == platform.name), *([quant] if quant else ())),
     )
-    writes_out = route.slot.features.out or not request.out
+    writes_out = not request.out or not route.native or route.slot.features.out  # compositions always write
     plain = not squeeze and autocast is None and writes_out and not request.capturing
     if plain and request.structure_kind == "dense":
         return _dense_with_lse(forward) if request.lse else _dense(forward)

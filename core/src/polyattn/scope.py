@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class _Mirror(threading.local):
-    choice: str | None = None
-    step: int | None = None
+    # set on the instance, thread by thread: Dynamo does not guard a class attribute against being shadowed
+    def __init__(self) -> None:
+        self.choice: str | None = None
+        self.step: int | None = None
 
 
 _traced = _Mirror()

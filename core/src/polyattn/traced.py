@@ -18,7 +18,8 @@ from polyattn.operators import define_once
 from polyattn.quant import as_quant, skipped
 from polyattn.request import check_tensors
 from polyattn.scope import current_choice, current_step
-from polyattn.structures.base import Structure, from_anchor
+from polyattn.structures.anchors import from_anchor
+from polyattn.structures.base import Structure
 
 _KINDS: dict[str, type[Structure]] = {
     cls.kind: cls
@@ -90,7 +91,7 @@ def attend_traced(
 
 def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The eager call behind the operator; always two tensors."""
-    from polyattn.attention import find_plan
+    from polyattn.call import find_plan
     from polyattn.quant import Quant
     from polyattn.scope import choice_here
 

@@ -126,5 +126,5 @@ def test_the_embedded_platform_needs_no_metadata(sites):
     sites.add("polyattn", version="0.0")  # a distribution without entry points hides the real one
     answer = sites.ask("result = [r.as_dict() for r in platforms()]")
     assert [(r["name"], r["status"], r["entry_point"]) for r in answer.result] == [
-        ("cpu", "accepted", "polyattn.platforms.cpu:platform")
+        ("cpu", "accepted", "polyattn.cpu:platform")
     ]

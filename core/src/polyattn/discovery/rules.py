@@ -22,7 +22,7 @@ BUILT_IN = {
 OURS = frozenset(BUILT_IN.values())
 
 #: The platform that is part of the core and always answers.
-EMBEDDED = Candidate(PLATFORMS, "cpu", "polyattn.platforms.cpu:platform", "polyattn", "(no metadata)")
+EMBEDDED = Candidate(PLATFORMS, "cpu", "polyattn.cpu:platform", "polyattn", "(no metadata)")
 
 _PLATFORM_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BACKEND_NAME = re.compile(r"([a-z][a-z0-9_]*)\.([a-z0-9_]+)")

@@ -33,8 +33,10 @@ _entries: dict[tuple[Hashable, ...], tuple[tuple[_Stamp, ...], Any]] = {}
 def derived(purpose: Hashable, tensors: tuple[torch.Tensor, ...], build: Callable[[], T]) -> T:
     """`build()`, or what it returned before for this purpose and these very tensors, if they have not changed since.
 
-    The value must not hold on to the tensors themselves (a view is fine), or it would never be dropped.
+    The value must not hold on to the tensors themselves (`.detach()` them), or it would never be dropped.
     """
+    if torch.compiler.is_compiling():  # a graph holds no Python objects between calls
+        return build()
     key = (purpose, *map(id, tensors))
     entry = _entries.get(key)
     if entry is not None and all(stamp.holds(tensor) for stamp, tensor in zip(entry[0], tensors, strict=True)):

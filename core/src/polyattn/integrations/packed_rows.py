@@ -29,11 +29,11 @@ def documents_of_boundaries(
 
     def build() -> Packed:
         known = is_tracing(cu_q) or max_q is not None  # what there is no need, or no way, to read
-        q = cu_q.view_as(cu_q) if known else cu_q.cpu()
+        q = cu_q.detach() if known else cu_q.cpu()
         if cu_k is None or cu_k is cu_q or (not is_tracing(cu_q) and torch.equal(cu_q, cu_k)):
             packed = Packed.from_cu_seqlens(q, None, max_q)
         else:
-            packed = Packed.from_cu_seqlens(q, cu_k.view_as(cu_k) if known else cu_k.cpu(), max_q, max_k)
+            packed = Packed.from_cu_seqlens(q, cu_k.detach() if known else cu_k.cpu(), max_q, max_k)
         if mask is not None and not _agree(mask, packed, query, causal, window):
             raise ValueError(
                 f"attention_mask, cu_seq_lens_q: within documents the mask {list(mask.shape)} hides keys that the "
@@ -47,13 +47,39 @@ def documents_of_boundaries(
 
 def documents_of_positions(position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool) -> Packed | None:
     """The documents of rows whose positions go back to an earlier one; None where no row's do."""
+    packed = _restarts(position_ids, query, causal)
+    if packed is not None and causal and query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"position_ids: they restart within {query.shape[2]} new tokens, which makes several documents of them, "
+            f"and nothing says whose the {key.shape[2] - query.shape[2]} cached keys are"
+        )
+    return packed if query.shape[2] == key.shape[2] else None
+
+
+def documents_of_mask(
+    mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
+) -> Packed | None:
+    """The documents of a mask that either is made of them, or says no more than causality and the window do."""
+    packed = _restarts(position_ids, query, causal) if query.shape[2] == key.shape[2] else None
+    if packed is None or is_tracing(mask):
+        return None
+
+    def build() -> Packed | None:
+        if not _agree(mask, packed, query, causal, window):
+            return None
+        row = Packed.from_lengths([query.shape[2]] * query.shape[0])
+        everywhere = (_visible(documents, query, causal, window).to(mask.device) for documents in (packed, row))
+        return packed if any(torch.equal(mask[:, 0].expand_as(rule), rule) for rule in everywhere) else None
+
+    return derived(("mask of documents", causal, window), (mask, position_ids), build)
+
+
+def _restarts(position_ids: Any, query: torch.Tensor, causal: bool) -> Packed | None:
     batch, rows = query.shape[0], query.shape[2]
     if not isinstance(position_ids, torch.Tensor) or is_tracing(position_ids):
         return None
     # one row of several documents, as transformers' varlen path has it; its causal masks know several rows of them
-    if rows in (0, 1) or rows != key.shape[2] or not (causal or batch == 1):
-        return None
-    if tuple(position_ids.shape) not in ((1, rows), (batch, rows)):
+    if rows < 2 or not (causal or batch == 1) or tuple(position_ids.shape) not in ((1, rows), (batch, rows)):
         return None
 
     def build() -> Packed | None:
@@ -67,23 +93,6 @@ def documents_of_positions(position_ids: Any, query: torch.Tensor, key: torch.Te
         return Packed.from_lengths(first.diff(append=torch.tensor([batch * rows])))
 
     return derived(("positions", batch), (position_ids,), build)
-
-
-def documents_of_mask(
-    mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
-) -> Packed | None:
-    """The documents that a block-diagonal mask was made from, if it says what they and the layer say, and no more."""
-    packed = documents_of_positions(position_ids, query, key, causal)
-    if packed is None or is_tracing(mask):
-        return None
-
-    def build() -> Packed | None:
-        outside = ~_visible(packed, query, False, None)
-        if not _agree(mask, packed, query, causal, window) or bool((mask[:, 0] & outside.to(mask.device)).any()):
-            return None
-        return packed
-
-    return derived(("blocks", causal, window), (mask, position_ids), build)
 
 
 def _agree(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> bool:

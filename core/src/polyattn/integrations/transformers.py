@@ -5,7 +5,8 @@ without the second, models would hand no mask at all. What a mask means on the w
 
 None           every key may be seen, subject to `is_causal`; unless `position_ids` restart (several documents in a row)
 [B,Sk]         padding (True = kept); causality is the module's
-[B,1|H,Sq,Sk]  the whole meaning, causality and windows included, as SDPA takes it; [B,1,1,Sk] is padding alone
+[B,1|H,Sq,Sk]  the whole meaning, causality and windows included, as SDPA takes it; [B,1,1,Sk] is padding alone. One
+               that says no more than causality and the window do leaves documents to `position_ids`, like None
 
 A mask, and the positions of a forward, are read on the host once (as transformers' own mask functions do), never while
 tracing, and the structure made from them serves all layers. What polyattn does not do is refused by name.
@@ -219,5 +220,6 @@ def _whole_mask(mask: torch.Tensor, key: torch.Tensor) -> Structure:
         raise ValueError(f"attention_mask: [B, Sk] or [B, 1 or H, Sq, Sk] is accepted, got shape {list(mask.shape)}")
     if mask.dtype == torch.bool and mask.shape[1:3] == (1, 1) and mask.shape[0] == key.shape[0]:
         return _key_padding(mask, "all")
-    # a view, so that the structure kept for this mask does not keep the mask itself alive
-    return derived("mask", (mask,), lambda: Mask(mask.view_as(mask)))
+    if mask.requires_grad:
+        return Mask(mask)
+    return derived("mask", (mask,), lambda: Mask(mask.detach()))  # its own tensor, so that the mask itself can go

@@ -17,20 +17,21 @@ def packed(
     if q.dim() == 4:
         out, lse = packed(q[0], k[0], v[0], structure, rule)
         return out[None], lse[None]
-    out = q.new_zeros(*q.shape[:2], v.shape[-1])
-    lse = q.new_full((q.shape[1], q.shape[0]), float("-inf"))
     starts_q, starts_k = structure.cu_q.tolist(), structure.cu_k.tolist()
+    answers = []
     for document in range(len(starts_q) - 1):
         q_start, q_end = starts_q[document], starts_q[document + 1]
         k_start, k_end = starts_k[document], starts_k[document + 1]
         visible = _within_document(structure, document, q_end - q_start, k_end - k_start, rule, q.device)
         # Slices stop at the tensors' ends: boundaries beyond them name rows that are hidden.
-        mine = q[q_start:q_end], k[k_start:k_end], v[k_start:k_end]
-        visible = visible[: mine[0].shape[0], : mine[1].shape[0]]
-        answer, its_lse = masked_softmax(mine[0][None], mine[1][None], mine[2][None], visible, rule)
-        out[q_start:q_end] = answer[0]
-        lse[:, q_start:q_end] = its_lse[0]
-    return out, lse
+        its_q, its_k, its_v = q[None, q_start:q_end], k[None, k_start:k_end], v[None, k_start:k_end]
+        visible = visible[: its_q.shape[1], : its_k.shape[1]]
+        answers.append(masked_softmax(its_q, its_k, its_v, visible, rule))
+    # The rows past the last boundary are a document without keys.
+    rest = q[None, starts_q[-1] :]
+    nothing = torch.ones(rest.shape[1], 0, dtype=torch.bool, device=q.device)
+    answers.append(masked_softmax(rest, k[None, :0], v[None, :0], nothing, rule))
+    return torch.cat([out[0] for out, _ in answers]), torch.cat([lse[0] for _, lse in answers], dim=-1)
 
 
 def _within_document(

@@ -6,7 +6,8 @@ from polyattn.structures.dense import Dense
 from polyattn.structures.key_padding import KeyPadding
 from polyattn.structures.mask import Mask
 from polyattn.structures.packed import Packed
-from polyattn.structures.paged import Paged, PagedKVCache
+from polyattn.structures.paged import Paged
+from polyattn.structures.paged_cache import PagedKVCache
 from polyattn.structures.spans import Spans
 from polyattn.structures.video_tiles import VideoLayout, VideoTiles
 

@@ -2,62 +2,90 @@
 
 from __future__ import annotations
 
-import weakref
+from functools import cached_property
+from itertools import count
+from threading import RLock
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from polyattn.door.request import StructureFacts
+from polyattn.structures.anchors import remember, versions
+from polyattn.structures.host_data import on_host
+from polyattn.structures.transfer import is_capturing
 
-#: A structure serves a handful of devices and layer shapes at once; beyond that the oldest entry is dropped.
-_PREPARED_LIMIT = 8
-_BOUND_LIMIT = 32
+#: Devices a structure serves, and (device, q shape, k shape) of the calls that share it; the oldest are dropped.
+_PREPARED_LIMIT = 32
+_BOUND_LIMIT = 64
+_ROUTE_KEY_LIMIT = 4096
 
-_by_anchor: dict[int, weakref.ref[Structure]] = {}
+deriving = RLock()
+_route_keys: dict[Any, int] = {}
+_new_route_key = count(1).__next__
+
+
+class Meta:
+    """What a structure derives for one device; slots receive it."""
+
+    def complete(self) -> None:
+        """Derive now what would otherwise be derived on first use."""
 
 
 class Structure:
     """Who may attend to whom. Subclasses state `kind`, `facts`, `check` and `prepare`.
 
     A structure is built once per step and shared by every layer: `bind` checks it against the shapes of a call and
-    returns the data derived for the device, both only once.
+    returns the data derived for the device, both only once. `builds` counts the derivations.
     """
 
     kind: ClassVar[str] = ""
     facts: StructureFacts
-    route_key: tuple[Any, ...]
+    builds: int
     _prepared: dict[Any, Any]
     _bound: dict[Any, Any]
-    builds: int
+    _versions: tuple[int | None, ...]
 
     def _freeze(self, **fields: Any) -> None:
         """Set the fields; afterwards the object refuses assignment."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-        # a flat tuple of plain values hashes faster than the facts themselves, and every call hashes it
-        object.__setattr__(self, "route_key", (self.kind, *vars(self.facts).values()))
         for name, value in (("_prepared", {}), ("_bound", {}), ("builds", 0)):
             object.__setattr__(self, name, value)
-        for anchor in self.anchors()[:1]:
-            _remember(anchor, self)
+        if torch.compiler.is_compiling():  # nothing outlives the trace: the graph carries the anchors
+            return
+        self._settle_versions()
+        remember(self)
+
+    def _settle_versions(self) -> None:
+        object.__setattr__(self, "_versions", versions(self.anchors()))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} is frozen: cannot set {name!r}; build a new structure")
 
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is frozen: cannot delete {name!r}; build a new structure")
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name[0] != "_" and name not in ("builds", "route_key")}
+        kept = {}
+        for name, value in self.__dict__.items():
+            derived = name.startswith("_") or name == "builds"
+            if not derived and not isinstance(getattr(type(self), name, None), cached_property):
+                kept[name] = value
+        return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._freeze(**state)
 
+    def __copy__(self) -> Structure:
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Structure:
-        memo[id(self)] = self
         return self
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
-        """Raise ValueError if tensors of these shapes do not fit; reads no tensor."""
+        """Raise ValueError if tensors of these shapes (of the right rank) do not fit; reads no tensor."""
 
-    def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> Any:
+    def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> Meta | None:
         """Derive what slots need on `device` (their `meta`)."""
         return None
 
@@ -65,24 +93,43 @@ class Structure:
         """What `prepare` depends on."""
         return device
 
+    def route_facts(self) -> Any:
+        """Everything of this structure that a route may depend on, hashable."""
+        return self.kind, self.facts
+
+    @cached_property
+    def route_key(self) -> int:
+        """A number that structures share exactly when they are routed alike, in this process."""
+        facts = self.route_facts()
+        with deriving:
+            if facts not in _route_keys:
+                keep(_route_keys, _ROUTE_KEY_LIMIT, facts, _new_route_key())
+            return _route_keys[facts]
+
     def anchors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that stand for this structure inside a compiled graph, at most three."""
+        """The tensors that stand for this structure inside a compiled graph, at most three; the first is its own."""
         return ()
 
     def anchor_ints(self) -> tuple[int, ...]:
         """At most two integers that `from_anchors` needs beside the tensors."""
         return ()
 
+    def anchor_detail(self) -> str:
+        """A static word that `from_anchors` needs (part of the graph's guards)."""
+        return ""
+
     @classmethod
     def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Structure:
         """Rebuild from `anchors()`, for a structure made inside a compiled graph."""
         raise TypeError(f"{cls.__name__} cannot be built inside a compiled graph; build it outside and pass it in")
 
-    def anchor_detail(self) -> str:
-        """A static word that `from_anchors` needs (part of the graph's guards)."""
-        return ""
+    def stale(self) -> bool:
+        """Whether an anchor was written in place since, so that what was derived from it may be wrong."""
+        return versions(self.anchors()) != self._versions
 
-    def bind(self, device: torch.device, q_shape: tuple[int, ...], k_shape: tuple[int, ...], capturing: bool = False) -> Any:
+    def bind(
+        self, device: torch.device, q_shape: tuple[int, ...], k_shape: tuple[int, ...], capturing: bool = False
+    ) -> Any:
         """The `meta` for a call of these shapes on `device`; checked and derived on first use only."""
         key = (device, q_shape, k_shape)
         try:
@@ -90,42 +137,47 @@ class Structure:
         except KeyError:
             pass
         self.check(q_shape, k_shape)
-        meta = self._prepare_once(device, k_shape, capturing)
-        if len(self._bound) >= _BOUND_LIMIT:
-            self._bound.pop(next(iter(self._bound)), None)
-        self._bound[key] = meta
+        with deriving:
+            meta = self._prepare_once(device, k_shape, capturing)
+            if _is_real():
+                keep(self._bound, _BOUND_LIMIT, key, meta)
         return meta
 
     def to(self, device: torch.device | str) -> Structure:
         """Send everything this structure derives to `device` ahead of its first use there; returns itself."""
         target = torch.device(device)
-        if target.type != "cpu" and target.index is None:
+        if target.type not in ("cpu", "meta") and target.index is None:
             target = torch.empty(0, device=target).device
-        self._prepare_once(target, (), False)
+        with deriving:
+            meta = self._prepare_once(target, (), False)
+            if meta is not None:
+                meta.complete()
         return self
 
     def _prepare_once(self, device: torch.device, k_shape: tuple[int, ...], capturing: bool) -> Any:
         key = self.preparation_key(device, k_shape)
-        if key not in self._prepared:
-            if capturing:
-                raise RuntimeError(
-                    f"{type(self).__name__} is used for the first time inside a graph capture, where nothing can be "
-                    f"sent to {device}: call structure.to({str(device)!r}) before the capture"
-                )
-            object.__setattr__(self, "builds", self.builds + 1)
-            if len(self._prepared) >= _PREPARED_LIMIT:
-                self._prepared.pop(next(iter(self._prepared)), None)
-            self._prepared[key] = self.prepare(device, k_shape)
-        return self._prepared[key]
+        if key in self._prepared:
+            return self._prepared[key]
+        if capturing or is_capturing(device):
+            raise RuntimeError(
+                f"{type(self).__name__} is used for the first time inside a graph capture, where nothing can be "
+                f"sent to {device}: call structure.to({str(device)!r}) before the capture"
+            )
+        meta = self.prepare(device, k_shape)
+        object.__setattr__(self, "builds", self.builds + 1)
+        if _is_real():
+            keep(self._prepared, _PREPARED_LIMIT, key, meta)
+        return meta
 
 
-def _remember(anchor: torch.Tensor, structure: Structure) -> None:
-    key = id(anchor)
-    _by_anchor[key] = weakref.ref(structure, lambda _: _by_anchor.pop(key, None))
+def _is_real() -> bool:
+    """False under a fake tensor mode, whose tensors must not be found by a later real call."""
+    return on_host(torch.empty(0))
 
 
-def from_anchor(anchor: torch.Tensor) -> Structure | None:
-    """The living structure that this very tensor stands for; compiled graphs hand tensors, never objects."""
-    reference = _by_anchor.get(id(anchor))
-    structure = reference() if reference is not None else None
-    return structure if structure is not None and structure.anchors()[0] is anchor else None
+def keep(cache: dict[Any, Any], limit: int, key: Any, value: Any) -> None:
+    """Remember `value`, and drop the oldest where the cache is full."""
+    with deriving:
+        if key not in cache and len(cache) >= limit:
+            del cache[next(iter(cache))]
+        cache[key] = value

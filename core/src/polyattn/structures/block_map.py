@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from polyattn.door.request import StructureFacts
+from polyattn.structures.anchors import own
 from polyattn.structures.base import Structure
+from polyattn.structures.host_data import host_tensor, integer, integer_tensor, on_host
 
 
 class BlockMap(Structure):
-    """Query block i of head h sees key blocks `lists[b,h,i,:counts[b,h,i]]`.
+    """Query block i of head h sees key blocks `lists[b,h,i,:counts[b,h,i]]`, in any order, each at most once.
 
-    lists [B|1,H|1,Nq,K] and counts [B|1,H|1,Nq] are integers; `sizes` [Nk] gives the real rows of each key block.
+    lists [B|1,H|1,Nq,K] and counts [B|1,H|1,Nq] are integers, entries past the count are never read; `sizes` [Nk]
+    gives the real rows of each key block, which come first in it. Host data are checked; `check=True` checks device
+    data too.
 
     >>> import torch, polyattn as pa
     >>> pa.BlockMap(torch.zeros(1, 1, 2, 1, dtype=torch.int32), torch.ones(1, 1, 2, dtype=torch.int32), 64, 64)
@@ -26,28 +30,96 @@ class BlockMap(Structure):
     block_q: int
     block_k: int
     sizes: torch.Tensor | None
+    last_block: int
 
     def __init__(
-        self, lists: torch.Tensor, counts: torch.Tensor, block_q: int, block_k: int, sizes: torch.Tensor | None = None
+        self, lists: Any, counts: Any, block_q: int, block_k: int, sizes: Any = None, *, check: bool = False
     ) -> None:
-        for name, tensor, rank in (("lists", lists, 4), ("counts", counts, 3)):
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype.is_floating_point or tensor.dtype == torch.bool:
-                raise TypeError(f"{name}: an integer tensor is needed, got {getattr(tensor, 'dtype', type(tensor))}")
-            if tensor.dim() != rank:
-                raise ValueError(f"{name}: rank {rank} is needed, got shape {list(tensor.shape)}")
-        if lists.shape[:3] != counts.shape:
-            raise ValueError(f"counts: shape {list(lists.shape[:3])} is needed to match lists, got {list(counts.shape)}")
-        for name, size in (("block_q", block_q), ("block_k", block_k)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: a positive number of rows is needed, got {size!r}")
+        given_lists, given_counts = (
+            integer_tensor(name, host_tensor(name, data), rank, shape)
+            for name, data, rank, shape in (
+                ("lists", lists, 4, "[B|1, H|1, Nq, K]"),
+                ("counts", counts, 3, "[B|1, H|1, Nq]"),
+            )
+        )
+        given_sizes = None if sizes is None else integer_tensor("sizes", host_tensor("sizes", sizes), 1, "[Nk]")
+        if given_lists.shape[:3] != given_counts.shape:
+            raise ValueError(
+                f"counts: shape {list(given_lists.shape[:3])} is needed to match lists, got {list(given_counts.shape)}"
+            )
+        sides = {name: integer(name, size, least=1) for name, size in (("block_q", block_q), ("block_k", block_k))}
+        last_block = -1
+        if check or (on_host(given_lists) and on_host(given_counts)):
+            last_block = _last_block(given_lists.cpu(), given_counts.cpu())
+        if given_sizes is not None and (check or on_host(given_sizes)):
+            _check_sizes(given_sizes, sides["block_k"])
         self._freeze(
-            lists=lists, counts=counts, block_q=block_q, block_k=block_k, sizes=sizes, facts=StructureFacts()
+            lists=_kept(given_lists),
+            counts=_kept(given_counts),
+            sizes=None if given_sizes is None else _kept(given_sizes),
+            last_block=last_block,
+            facts=StructureFacts(),
+            **sides,
         )
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
-        blocks = -(-q_shape[1] // self.block_q)
-        if self.lists.shape[2] != blocks:
-            raise ValueError(f"lists: {blocks} query blocks are needed for Sq={q_shape[1]}, got {self.lists.shape[2]}")
+        batch, heads, blocks = self.lists.shape[:3]
+        for name, given, want in (("B", batch, q_shape[0]), ("H", heads, q_shape[2])):
+            if given not in (1, want):
+                raise ValueError(f"lists: axis {name} must be 1 or {want}, got {given}")
+        if blocks != -(-q_shape[1] // self.block_q):
+            raise ValueError(
+                f"lists: {-(-q_shape[1] // self.block_q)} query blocks are needed for Sq={q_shape[1]}, got {blocks}"
+            )
+        key_blocks = -(-k_shape[1] // self.block_k)
+        if self.last_block >= key_blocks:
+            raise ValueError(
+                f"lists: key block {self.last_block} is named, but Sk={k_shape[1]} has {key_blocks} blocks"
+            )
+        if self.sizes is not None and self.sizes.shape[0] != key_blocks:
+            raise ValueError(f"sizes: one per key block is needed, got {self.sizes.shape[0]} for {key_blocks} blocks")
+
+    def route_facts(self) -> Any:
+        return self.kind, self.facts, self.block_q, self.block_k
+
+    def anchors(self) -> tuple[torch.Tensor, ...]:
+        tensors = (self.lists, self.counts)
+        return tensors if self.sizes is None else (*tensors, self.sizes)
+
+    def anchor_ints(self) -> tuple[int, ...]:
+        return (self.block_q, self.block_k)
+
+    @classmethod
+    def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> BlockMap:
+        return cls(tensors[0], tensors[1], *ints, *tensors[2:])
 
     def __repr__(self) -> str:
         return f"BlockMap({self.lists.shape[2]} query blocks of {self.block_q}, key blocks of {self.block_k})"
+
+
+def _last_block(lists: torch.Tensor, counts: torch.Tensor) -> int:
+    """The highest key block that a list names, -1 for none; ValueError where lists and counts are malformed."""
+    width = lists.shape[-1]
+    if counts.numel() and (int(counts.min()) < 0 or int(counts.max()) > width):
+        raise ValueError(
+            f"counts: 0 to {width} (the width of lists) is needed, got {int(counts.min())} to {int(counts.max())}"
+        )
+    listed = torch.arange(width) < counts[..., None]
+    if bool((lists[listed] < 0).any()):
+        raise ValueError(f"lists: key blocks cannot be negative before the count, got {int(lists[listed].min())}")
+    # unread entries become distinct negative numbers, so that only a block listed twice makes equal neighbours
+    ordered = torch.where(listed, lists.to(torch.int64), -1 - torch.arange(width)).sort(dim=-1).values
+    twice = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
+    if twice.numel():
+        raise ValueError(f"lists: a key block is kept once or not at all, got {int(twice[0])} twice in one list")
+    return int(lists[listed].max()) if bool(listed.any()) else -1
+
+
+def _check_sizes(sizes: torch.Tensor, block_k: int) -> None:
+    if sizes.numel() and (int(sizes.min()) < 0 or int(sizes.max()) > block_k):
+        raise ValueError(f"sizes: 0 to block_k={block_k} rows are needed, got {int(sizes.min())} to {int(sizes.max())}")
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """int32 and ours: a copy of host data, a view of device data."""
+    return tensor.to(torch.int32, copy=True) if on_host(tensor) else own(tensor.to(torch.int32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import index, sub
 from typing import Any
 
 import torch
@@ -12,51 +13,88 @@ INT32_LIMIT = 2**31 - 1
 
 
 def on_host(data: Any) -> bool:
-    """Whether `data` can be read without touching a device."""
-    return not isinstance(data, torch.Tensor) or (data.device.type == "cpu" and type(data).__name__ != "FakeTensor")
+    """Whether `data` can be read without touching a device; nothing can while it is traced or fake."""
+    if not isinstance(data, torch.Tensor):
+        return True
+    return data.device.type == "cpu" and not torch.compiler.is_compiling() and type(data).__name__ != "FakeTensor"
 
 
-def integer_tensor(name: str, data: torch.Tensor, rank: int) -> torch.Tensor:
+def integer_tensor(name: str, data: torch.Tensor, rank: int, shape: str) -> torch.Tensor:
     """`data` itself if it is an integer tensor of that rank; TypeError or ValueError naming it otherwise."""
     if data.dtype.is_floating_point or data.dtype.is_complex or data.dtype == torch.bool:
-        raise TypeError(f"{name}: integers are needed, got dtype {_dtype(data)}")
+        raise TypeError(f"{name}: integers are needed, got dtype {dtype_name(data.dtype)}")
     if data.dim() != rank:
-        shape = "[documents + 1]" if rank == 1 else "[batch, max_pages]"
-        raise ValueError(f"{name}: rank {rank} is needed ({shape}), got shape {list(data.shape)}")
+        raise ValueError(f"{name}: shape {shape} is needed, got {list(data.shape)}")
     return data
 
 
-def host_integers(name: str, data: Any, rank: int = 1) -> Any:
-    """Nested tuples of Python ints; floats and bools are refused by name."""
-    if not isinstance(data, torch.Tensor):
-        if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
-            raise TypeError(f"{name}: a sequence of integers is needed, got {type(data).__name__} {data!r}")
-        data = _as_tensor(name, list(data) if not hasattr(data, "dtype") else data, rank)
-    integer_tensor(name, data, rank)
-    values = data.tolist()
-    return tuple(tuple(row) for row in values) if rank == 2 else tuple(values)
+def integer(name: str, value: Any, least: int = 0) -> int:
+    """One Python int of at least `least`; floats and bools are refused."""
+    number = value if type(value) is int else _index(name, value)
+    if number < least:
+        raise ValueError(f"{name}: at least {least} is needed, got {number}")
+    return number
 
 
-def _as_tensor(name: str, data: Any, rank: int) -> torch.Tensor:
-    if isinstance(data, list):
-        if not data:
-            return torch.empty((0,) * rank, dtype=torch.int64)
-        items = [item for row in data for item in row] if rank == 2 else data
-        for item in items:
-            if isinstance(item, bool) or not hasattr(item, "__index__"):
-                raise TypeError(f"{name}: integers are needed, got {type(item).__name__} {item!r}")
+def integer_row(name: str, data: Any, shape: str) -> tuple[int, ...]:
+    """A flat sequence of Python ints; floats, bools and other ranks are refused by name."""
+    if isinstance(data, torch.Tensor):
+        return tuple(integer_tensor(name, data, 1, shape).tolist())
+    items = _items(name, data, 1, shape)
+    if set(map(type, items)) <= {int}:
+        return tuple(items)
+    return tuple(_index(name, item, shape) for item in items)
+
+
+def integer_table(name: str, data: Any, shape: str) -> tuple[tuple[int, ...], ...]:
+    """A rectangular table of Python ints; floats, bools and other ranks are refused by name."""
+    if isinstance(data, torch.Tensor):
+        return tuple(map(tuple, integer_tensor(name, data, 2, shape).tolist()))
+    rows = _items(name, data, 2, shape)
+    for row in rows:
+        if not isinstance(row, Iterable):
+            raise ValueError(f"{name}: shape {shape} is needed, got a flat sequence of {type(row).__name__}")
+    table = tuple(integer_row(f"{name}[{place}]", row, shape) for place, row in enumerate(rows))
+    widths = sorted({len(row) for row in table})
+    if len(widths) > 1:
+        raise ValueError(f"{name}: shape {shape} is needed, got rows of {widths[0]} to {widths[-1]} entries")
+    return table
+
+
+def _items(name: str, data: Any, rank: int, shape: str) -> list[Any]:
+    if isinstance(data, (str, bytes, dict, set, frozenset)) or not isinstance(data, Iterable):
+        raise TypeError(f"{name}: a sequence of integers {shape} is needed, got {type(data).__name__} {data!r}")
+    kind = getattr(getattr(data, "dtype", None), "kind", None)
+    if kind is None:
+        return list(data)
+    array: Any = data
+    if kind not in "iuO":
+        raise TypeError(f"{name}: integers are needed, got dtype {array.dtype}")
+    if array.ndim != rank:
+        raise ValueError(f"{name}: shape {shape} is needed, got {list(array.shape)}")
+    return list(array.tolist())
+
+
+def _index(name: str, item: Any, shape: str = "") -> int:
+    if isinstance(item, torch.Tensor):
+        if not on_host(item):
+            raise TypeError(f"{name}: integers on the host are needed, got a tensor on {item.device}")
+        return int(integer_tensor(name, item, 0, "[]").item())
+    if isinstance(item, (list, tuple)):
+        raise ValueError(f"{name}: shape {shape} is needed, got {type(item).__name__} {item!r} inside it")
     try:
-        return torch.as_tensor(data)
-    except (ValueError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"{name}: not a rectangular table of 64-bit integers: {error}") from error
+        if isinstance(item, bool):
+            raise TypeError
+        return index(item)
+    except TypeError:
+        raise TypeError(f"{name}: integers are needed, got {type(item).__name__} {item!r}") from None
 
 
-def lengths_of(name: str, data: Any) -> tuple[int, ...]:
+def lengths_of(name: str, data: Any, shape: str = "[documents]") -> tuple[int, ...]:
     """Host lengths, none negative, their sum within int32."""
-    lengths: tuple[int, ...] = host_integers(name, data)
-    for index, length in enumerate(lengths):
-        if length < 0:
-            raise ValueError(f"{name}: lengths cannot be negative, got {length} at {index}")
+    lengths = integer_row(name, data, shape)
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"{name}: lengths cannot be negative, got {min(lengths)} at {lengths.index(min(lengths))}")
     if sum(lengths) > INT32_LIMIT:
         raise ValueError(f"{name}: {sum(lengths)} rows in all exceed the int32 limit {INT32_LIMIT}")
     return lengths
@@ -64,17 +102,32 @@ def lengths_of(name: str, data: Any) -> tuple[int, ...]:
 
 def lengths_from_boundaries(name: str, data: Any) -> tuple[int, ...]:
     """Document lengths from cumulative boundaries: start at 0, non-decreasing, within int32."""
-    bounds: tuple[int, ...] = host_integers(name, data)
+    bounds = integer_row(name, data, "[documents + 1]")
     if not bounds:
         raise ValueError(f"{name}: at least the leading 0 is needed, got an empty sequence")
     if bounds[0] != 0:
         raise ValueError(f"{name}: boundaries start at 0, got {bounds[0]}")
-    for index, (before, after) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        if after > INT32_LIMIT:
-            raise ValueError(f"{name}: {after} at {index + 1} exceeds the int32 limit {INT32_LIMIT}")
-        if after < before:
-            raise ValueError(f"{name}: boundaries must be non-decreasing, got {before} then {after} at {index + 1}")
-    return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
+    lengths = tuple(map(sub, bounds[1:], bounds))
+    if max(bounds) > INT32_LIMIT:
+        raise ValueError(f"{name}: {max(bounds)} at {bounds.index(max(bounds))} exceeds the int32 limit {INT32_LIMIT}")
+    if min(lengths, default=0) < 0:
+        place = next(place for place, length in enumerate(lengths) if length < 0)
+        raise ValueError(
+            f"{name}: boundaries must be non-decreasing, got {bounds[place]} then {bounds[place + 1]} at {place + 1}"
+        )
+    return lengths
+
+
+def lengths_from_positions(name: str, data: Any) -> tuple[int, ...]:
+    """Document lengths from position ids [T] or [1,T]: one starts where an id is not its predecessor plus one."""
+    shape = getattr(data, "shape", None)
+    if shape is not None and len(shape) == 2 and shape[0] == 1:
+        data = data[0]
+    ids = integer_row(name, data, "[T] or [1, T]")
+    if min(ids, default=0) < 0:
+        raise ValueError(f"{name}: ids cannot be negative, got {min(ids)}")
+    starts = [place for place in range(len(ids)) if place == 0 or ids[place] != ids[place - 1] + 1]
+    return tuple(map(sub, [*starts[1:], len(ids)], starts))
 
 
 def boundaries(lengths: Iterable[int]) -> torch.Tensor:
@@ -82,34 +135,18 @@ def boundaries(lengths: Iterable[int]) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
-def pairs_of(name: str, rows: Any) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Per row, sorted and disjoint half-open (start, end) pairs."""
-    if isinstance(rows, torch.Tensor) and not on_host(rows):
-        raise TypeError(f"{name}: spans are host data, got a tensor on {rows.device}")
-    table = rows.tolist() if hasattr(rows, "tolist") else rows
-    if isinstance(table, (str, bytes)) or not isinstance(table, Iterable):
-        raise TypeError(f"{name}: one sequence of (start, end) pairs per row is needed, got {type(rows).__name__}")
-    return tuple(_row_of_pairs(f"{name}[{index}]", row) for index, row in enumerate(table))
+def host_tensor(name: str, data: Any) -> torch.Tensor:
+    """`data` itself if it is a tensor; a new tensor from nested lists or a numpy array."""
+    if isinstance(data, torch.Tensor):
+        return data
+    if not isinstance(data, (list, tuple)) and not hasattr(data, "__array__"):
+        raise TypeError(f"{name}: a tensor, a numpy array or nested lists are needed, got {type(data).__name__}")
+    try:
+        return torch.tensor(data)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TypeError(f"{name}: not a rectangular array of bools or numbers: {error}") from error
 
 
-def _row_of_pairs(name: str, row: Any) -> tuple[tuple[int, int], ...]:
-    pairs: list[tuple[int, int]] = []
-    if isinstance(row, (str, bytes)) or not isinstance(row, Iterable):
-        raise TypeError(f"{name}: a sequence of (start, end) pairs is needed, got {row!r}; wrap each row in a list")
-    for pair in row:
-        if isinstance(pair, (str, bytes)) or not isinstance(pair, Iterable):
-            raise TypeError(f"{name}: (start, end) pairs are needed, got {pair!r}; give one list of pairs per row")
-        ends = host_integers(name, pair)
-        if len(ends) != 2:
-            raise ValueError(f"{name}: (start, end) pairs are needed, got {tuple(ends)}")
-        start, end = ends
-        if start < 0 or end <= start:
-            raise ValueError(f"{name}: [start, end) needs 0 <= start < end, got [{start}, {end})")
-        if pairs and start < pairs[-1][1]:
-            raise ValueError(f"{name}: spans must be sorted and disjoint, got {pairs[-1]} before ({start}, {end})")
-        pairs.append((start, end))
-    return tuple(pairs)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")

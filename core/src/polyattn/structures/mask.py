@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.base import Structure
-from polyattn.structures.host_data import on_host
+from polyattn.structures.anchors import own
+from polyattn.structures.base import Meta, Structure
+from polyattn.structures.host_data import dtype_name, host_tensor, on_host
+from polyattn.structures.transfer import send
+
+_ADDITIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Mask(Structure):
@@ -17,6 +21,9 @@ class Mask(Structure):
 
     bool or integer: nonzero = may attend. Float: additive; an entry at or below its dtype's finite minimum hides the
     key. `Mask.pairs` takes [Sq,Sk], `Mask.keys` takes [Sk] or [B,Sk].
+
+    A mask on the host is copied and searched for NaN and +inf; one on a device, or one that wants a gradient, is
+    referenced (leave it unchanged), and only `check=True` searches it.
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 3, 2, 8)
@@ -29,45 +36,46 @@ class Mask(Structure):
     tensor: torch.Tensor
     given_rank: int
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"mask: a tensor is needed, got {type(tensor).__name__}")
-        if not 1 <= tensor.dim() <= 4:
-            raise ValueError(f"mask: rank 1 to 4 is needed, got shape {list(tensor.shape)}")
-        if tensor.dtype.is_complex:
-            raise TypeError(f"mask: bool, integer or float is needed, got {tensor.dtype}")
-        rank = tensor.dim()
-        if rank < 3:
-            tensor = tensor.reshape(-1 if rank == 2 else 1, 1, 1, tensor.shape[-1]) if tensor.numel() else _spread(tensor)
-        elif rank == 3:
-            tensor = tensor[:, None]
-        self._settle(tensor, rank)
+    def __init__(self, tensor: Any, *, check: bool = False) -> None:
+        given = host_tensor("mask", tensor)
+        rank = given.dim()
+        if not 1 <= rank <= 4:
+            raise ValueError(f"mask: rank 1 to 4 is needed, got shape {list(given.shape)}")
+        if given.dtype.is_complex or (given.dtype.is_floating_point and given.dtype not in _ADDITIVE):
+            raise TypeError(f"mask: bool, integer, float16, bfloat16, float32 or float64 is needed, got {given.dtype}")
+        known = on_host(given)
+        if (known or check) and given.dtype.is_floating_point and not bool((given < torch.inf).all()):
+            raise ValueError("mask: an additive mask cannot hold NaN or +inf (use -inf to hide a key)")
+        if not given.dtype.is_floating_point and given.dtype != torch.bool:
+            given = given != 0
+        elif known and not given.requires_grad:
+            given = _copy(given)
+        self._settle(_as_rank_4(given), rank)
 
     def _settle(self, tensor: torch.Tensor, given_rank: int) -> None:
-        additive = tensor.dtype.is_floating_point
-        if additive and on_host(tensor) and bool((tensor.isnan() | tensor.isposinf()).any()):
-            raise ValueError("mask: an additive mask cannot hold NaN or +inf (use -inf to hide a key)")
-        if not additive and tensor.dtype != torch.bool:
-            tensor = tensor != 0
-        name = str(tensor.dtype).removeprefix("torch.")
         facts = StructureFacts(
-            host=on_host(tensor), mask_shape=tuple(tensor.shape), mask_dtype=name, mask_grad=tensor.requires_grad
+            host=on_host(tensor),
+            mask_shape=tuple(tensor.shape),
+            mask_dtype=dtype_name(tensor.dtype),
+            mask_grad=tensor.requires_grad,
         )
         self._freeze(tensor=tensor, given_rank=given_rank, facts=facts)
 
     @classmethod
-    def keys(cls, tensor: torch.Tensor) -> Mask:
+    def keys(cls, tensor: Any, *, check: bool = False) -> Mask:
         """A mask over keys alone: [Sk] or [B,Sk]."""
-        if isinstance(tensor, torch.Tensor) and tensor.dim() not in (1, 2):
-            raise ValueError(f"mask: Mask.keys takes [Sk] or [B, Sk], got shape {list(tensor.shape)}")
-        return cls(tensor)
+        given = host_tensor("mask", tensor)
+        if given.dim() not in (1, 2):
+            raise ValueError(f"mask: Mask.keys takes [Sk] or [B, Sk], got shape {list(given.shape)}")
+        return cls(given, check=check)
 
     @classmethod
-    def pairs(cls, tensor: torch.Tensor) -> Mask:
+    def pairs(cls, tensor: Any, *, check: bool = False) -> Mask:
         """A mask over (query, key) pairs that all rows and heads share: [Sq,Sk]."""
-        if isinstance(tensor, torch.Tensor) and tensor.dim() != 2:
-            raise ValueError(f"mask: Mask.pairs takes [Sq, Sk], got shape {list(tensor.shape)}")
-        return cls(tensor[None, None])
+        given = host_tensor("mask", tensor)
+        if given.dim() != 2:
+            raise ValueError(f"mask: Mask.pairs takes [Sq, Sk], got shape {list(given.shape)}")
+        return cls(given.unsqueeze(0).unsqueeze(0), check=check)
 
     @property
     def additive(self) -> bool:
@@ -87,15 +95,17 @@ class Mask(Structure):
             if shape[axis] not in (1, want):
                 raise ValueError(f"mask: axis {name} must be 1 or {want}, got {shape[axis]} in {list(shape)}")
 
-    def bind(self, device: torch.device, q_shape: tuple[int, ...], k_shape: tuple[int, ...], capturing: bool = False) -> MaskMeta:
+    def bind(
+        self, device: torch.device, q_shape: tuple[int, ...], k_shape: tuple[int, ...], capturing: bool = False
+    ) -> Any:
         if self.facts.mask_grad:  # a cached derivation would hold on to one backward's graph
             self.check(q_shape, k_shape)
             return self.prepare(device, k_shape)
-        meta: MaskMeta = super().bind(device, q_shape, k_shape, capturing)
-        return meta
+        return super().bind(device, q_shape, k_shape, capturing)
 
     def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> MaskMeta:
-        return mask_meta(self.tensor.to(device), reduce_pairs=self.facts.host)
+        visible = visible_keys_of(self.tensor)  # where the mask is: on the host it can tell that nothing is hidden
+        return _meta_of(send(self.tensor, device), None if visible is None else send(visible, device))
 
     def anchors(self) -> tuple[torch.Tensor, ...]:
         return (self.tensor,)
@@ -106,26 +116,30 @@ class Mask(Structure):
     @classmethod
     def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Mask:
         mask = cls.__new__(cls)
-        mask._settle(tensors[0], int(detail))
+        mask._settle(own(tensors[0]), int(detail))
         return mask
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mask:
+        if not self.facts.mask_grad:
+            return self
+        raise TypeError("a Mask that wants a gradient belongs to one graph: build another from the copied parameter")
 
     def __repr__(self) -> str:
         return f"Mask({list(self.tensor.shape)}, {self.facts.mask_dtype})"
 
 
-@dataclass(frozen=True)
-class MaskMeta:
+@dataclass(frozen=True, eq=False)
+class MaskMeta(Meta):
     """A mask on one device, rank 4 with broadcast axes of size 1.
 
     keep          bool, True = may attend, or None for an additive mask
     bias          additive, -inf where hidden, or None for a boolean mask
-    visible_keys  bool [B|1,Sk]: keys that some query may see; None: all of them, or not known (rank 3 and 4 on a device)
+    visible_keys  bool [B|1,Sk]: keys that some query of some head may see; None: all of them
     """
 
     keep: torch.Tensor | None
     bias: torch.Tensor | None
     visible_keys: torch.Tensor | None
-    _as: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -134,32 +148,37 @@ class MaskMeta:
         assert mask is not None
         return mask
 
-    def bias_as(self, dtype: torch.dtype) -> torch.Tensor:
-        """The additive mask in `dtype`, converted once for all layers."""
-        assert self.bias is not None
-        if self.bias.dtype == dtype or self.bias.requires_grad:
-            return self.bias.to(dtype)
-        if dtype not in self._as:
-            self._as[dtype] = self.bias.to(dtype)
-        return self._as[dtype]
+
+def mask_meta(mask: torch.Tensor, *, reduce_pairs: bool = True) -> MaskMeta:
+    """Derive `MaskMeta` from a rank 4 mask, where it is; `reduce_pairs`: also look for keys that [Sq,Sk] pairs hide."""
+    over_keys = mask.shape[1:3] == (1, 1)
+    return _meta_of(mask, visible_keys_of(mask) if reduce_pairs or over_keys else None)
 
 
-def mask_meta(mask: torch.Tensor, *, reduce_pairs: bool) -> MaskMeta:
-    """Derive `MaskMeta` from a rank 4 mask. `reduce_pairs`: look for keys hidden from all queries in every mask.
-
-    Reading whether any key is hidden at all is left to CPU tensors.
-    """
-    additive = mask.dtype.is_floating_point
-    keep = mask > torch.finfo(mask.dtype).min if additive else mask
-    bias = mask.masked_fill(~keep, float("-inf")) if additive else None
-    visible = None
-    if reduce_pairs or mask.shape[1:3] == (1, 1):
-        visible = keep.detach().flatten(1, 2).any(dim=1)
-        if visible.device.type == "cpu" and on_host(visible) and bool(visible.all()):
-            visible = None
-    return MaskMeta(None if additive else keep, bias, visible)
+def _meta_of(mask: torch.Tensor, visible: torch.Tensor | None) -> MaskMeta:
+    if not mask.dtype.is_floating_point:
+        return MaskMeta(mask, None, visible)
+    hidden = mask <= torch.finfo(mask.dtype).min
+    return MaskMeta(None, mask.masked_fill(hidden, float("-inf")), visible)
 
 
-def _spread(empty: torch.Tensor) -> torch.Tensor:
-    shape = (1, *empty.shape) if empty.dim() == 1 else tuple(empty.shape)
-    return empty.reshape(shape[0], 1, 1, shape[1])
+def visible_keys_of(mask: torch.Tensor) -> torch.Tensor | None:
+    """Bool [B|1,Sk]: keys that some query may see; None where the host can tell that it is all of them."""
+    keep = mask.detach() > torch.finfo(mask.dtype).min if mask.dtype.is_floating_point else mask
+    visible = keep.flatten(1, 2).any(dim=1)
+    return None if on_host(visible) and bool(visible.all()) else visible
+
+
+def _copy(mask: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of our own that keeps broadcast (stride 0) axes broadcast."""
+    once = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+    return once.clone().expand(mask.shape)
+
+
+def _as_rank_4(mask: torch.Tensor) -> torch.Tensor:
+    """[Sk], [B,Sk], [B,Sq,Sk] or [B,H,Sq,Sk] with the missing axes of size 1; a tensor object of its own."""
+    if mask.dim() == 1:
+        mask = mask.unsqueeze(0)
+    while mask.dim() < 4:
+        mask = mask.unsqueeze(1)
+    return own(mask)

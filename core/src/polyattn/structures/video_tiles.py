@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import ClassVar, Literal
+from numbers import Real
+from typing import Any, ClassVar, Literal
 
 from polyattn.door.request import StructureFacts
 from polyattn.structures.base import Structure
+from polyattn.structures.host_data import integer, integer_row
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,20 @@ class VideoLayout:
     start: int | None = None
 
     def __post_init__(self) -> None:
+        prefix = tuple(
+            integer("prefix", length, least=1) for length in integer_row("prefix", self.prefix, "[segments]")
+        )
         object.__setattr__(self, "grid", _triple("grid", self.grid))
-        object.__setattr__(self, "prefix", tuple(self.prefix))
-        if any(not isinstance(length, int) or isinstance(length, bool) or length < 1 for length in self.prefix):
-            raise ValueError(f"prefix: positive segment lengths are needed, got {self.prefix}")
-        if self.start is not None and self.start < sum(self.prefix):
-            raise ValueError(f"start: {self.start} lies inside the prefix of {sum(self.prefix)} rows")
+        object.__setattr__(self, "prefix", prefix)
+        for name in ("used", "start"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else integer(name, value))
+        if self.start is not None and self.start < sum(prefix):
+            raise ValueError(f"start: the video follows the prefix of {sum(prefix)} rows, got {self.start}")
         if self.used is not None and self.used < self.tokens:
-            raise ValueError(f"used: {self.used} rows do not hold the prefix and the video, {self.tokens} rows")
+            raise ValueError(
+                f"used: at least the {self.tokens} rows of the prefix and the video are needed, got {self.used}"
+            )
 
     @property
     def tokens(self) -> int:
@@ -48,7 +56,8 @@ class VideoLayout:
 class VideoTiles(Structure):
     """O = fine + gate*coarse over tiles of a video grid; the gate is per call, and none means no coarse term.
 
-    Exactly one of `topk` (tiles kept a query tile, clamped to their number) and `sparsity` (share dropped) is given.
+    Exactly one of `topk` (video tiles kept a query tile, clamped to their number) and `sparsity` (share dropped,
+    rounded so that at least the other share is kept, and never none) is given.
 
     >>> import polyattn as pa
     >>> pa.VideoTiles(pa.VideoLayout((5, 5, 5)), (4, 4, 4), sparsity=0.5).kept
@@ -80,34 +89,47 @@ class VideoTiles(Structure):
             raise ValueError(f"topk, sparsity: exactly one is needed, got topk={topk} and sparsity={sparsity}")
         if fallback not in ("error", "dense"):
             raise ValueError(f"fallback: 'error' or 'dense' is accepted, got {fallback!r}")
+        if not isinstance(keep_sparse_numerics, bool):
+            raise TypeError(f"keep_sparse_numerics: True or False is needed, got {keep_sparse_numerics!r}")
         shape = _triple("tile", tile)
         num_tiles = prod(ceil(size / edge) for size, edge in zip(layout.grid, shape, strict=True))
-        if topk is not None:
-            if isinstance(topk, bool) or not isinstance(topk, int) or topk < 1:
-                raise ValueError(f"topk: a positive number of tiles is needed, got {topk!r}")
-            kept = min(topk, num_tiles)
-        else:
-            assert sparsity is not None
-            if not 0.0 <= sparsity <= 1.0:
-                raise ValueError(f"sparsity: a share in [0, 1] is needed, got {sparsity}")
-            kept = max(1, ceil(round((1.0 - sparsity) * num_tiles, 9)))
         self._freeze(
-            layout=layout, tile=shape, kept=kept, num_tiles=num_tiles, keep_sparse_numerics=keep_sparse_numerics,
-            min_seq_len=min_seq_len, fallback=fallback, facts=StructureFacts(),
-        )  # fmt: skip
+            layout=layout,
+            tile=shape,
+            kept=min(integer("topk", topk, least=1), num_tiles) if topk is not None else _kept(sparsity, num_tiles),
+            num_tiles=num_tiles,
+            keep_sparse_numerics=keep_sparse_numerics,
+            min_seq_len=integer("min_seq_len", min_seq_len),
+            fallback=fallback,
+            facts=StructureFacts(),
+        )
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
-        want = self.layout.tokens if self.layout.used is None else self.layout.used
-        if q_shape[1] < want or q_shape[1] != k_shape[1] or (self.layout.used is None and q_shape[1] != want):
-            raise ValueError(f"layout: {want} rows are described, but q has S={q_shape[1]} and k S={k_shape[1]}")
+        described, rows = self.layout.used or self.layout.tokens, q_shape[1]
+        fits = rows == described if self.layout.used is None else rows >= described
+        if not fits or k_shape[1] != rows:
+            raise ValueError(f"layout: {described} rows are described, but q has S={rows} and k S={k_shape[1]}")
+
+    def route_facts(self) -> Any:
+        sizes = (self.tile, self.kept, self.num_tiles, self.keep_sparse_numerics, self.min_seq_len, self.fallback)
+        return self.kind, self.facts, self.layout, sizes
 
     def __repr__(self) -> str:
         return f"VideoTiles({self.layout}, tile={self.tile}, {self.kept} of {self.num_tiles} tiles kept)"
 
 
-def _triple(name: str, value: object) -> tuple[int, int, int]:
-    if isinstance(value, int) or not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name}: three sizes (time, height, width) are needed, got {value!r}")
-    if len(value) != 3 or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in value):
-        raise ValueError(f"{name}: three positive integers are needed, got {tuple(value)}")
-    return (value[0], value[1], value[2])
+def _kept(sparsity: Any, num_tiles: int) -> int:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, Real):
+        raise TypeError(f"sparsity: a number in [0, 1] is needed, got {sparsity!r}")
+    share = float(sparsity)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"sparsity: a share in [0, 1] is needed, got {sparsity}")
+    return max(1, ceil(round((1.0 - share) * num_tiles, 9)))  # 0.3 * 10 is a hair above 3, and means 3
+
+
+def _triple(name: str, value: Any) -> tuple[int, int, int]:
+    sizes = integer_row(name, value, "(time, height, width)")
+    if len(sizes) != 3:
+        raise ValueError(f"{name}: three sizes (time, height, width) are needed, got {sizes}")
+    time, height, width = (integer(name, size, least=1) for size in sizes)
+    return time, height, width

@@ -58,7 +58,7 @@ def capturing() -> bool:
     """Whether the current stream is being captured into a graph."""
     import torch
 
-    ask = getattr(torch.musa, "is_current_stream_capturing", None)
+    ask = getattr(torch.musa, "is_current_stream_capturing", None)  # type: ignore[attr-defined]  # a plugin adds it
     return ask is not None and bool(ask())
 
 

@@ -6,32 +6,20 @@ from functools import partial
 from typing import Any
 
 from polyattn.testing.cases.call import Call, edges
-from polyattn.testing.cases.maker import Heads, Maker, spoil
+from polyattn.testing.cases.maker import PLAIN, Heads, Maker, spoil
 from polyattn.testing.cases.variations import positions, variations
 
 
-def dense(
-    make: Maker, heads: Heads = Heads(), *, batch: int = 2, queries: int = 7, keys: int = 7, **rule: Any
-) -> Call:
+def dense(make: Maker, heads: Heads = PLAIN, *, batch: int = 2, queries: int = 7, keys: int = 7, **rule: Any) -> Call:
+    """A plain call."""
     return Call(*make.qkv((batch, queries), (batch, keys), heads), **rule)
 
 
-def window_hides_garbage(make: Maker) -> Call:
-    """Two queries at the end see two keys back; the first five of nine keys are nobody's."""
-    call = dense(make, queries=2, keys=9, window=(2, 0))
+def window_hides_garbage(make: Maker, **rule: Any) -> Call:
+    """Three queries at the end of twelve keys look two keys back: the first seven keys are nobody's."""
+    call = dense(make, queries=3, keys=12, **rule)
     for row in range(2):
-        spoil(call.k[row, :5], call.v[row, :5])
-    return call
-
-
-def causal_hides_garbage(make: Maker) -> Call:
-    """With a window to the right cut short, the last keys are nobody's: queries sit on the last keys, so none is.
-
-    More queries than keys is the way for causal alone to leave rows empty; a window of the past hides the first keys.
-    """
-    call = dense(make, queries=3, keys=12, causal=True, window=(1, 0))
-    for row in range(2):
-        spoil(call.k[row, :8], call.v[row, :8])
+        spoil(call.k[row, :7], call.v[row, :7])
     return call
 
 
@@ -55,9 +43,9 @@ CASES = (
             "causal_window_more_queries": partial(dense, queries=9, keys=4, causal=True, window=1),
             "window_more_keys": partial(dense, queries=3, keys=9, window=(2, 1)),
             "window_more_queries": partial(dense, queries=9, keys=3, window=(1, 1)),
-            "window_hides_garbage": window_hides_garbage,
-            "causal_hides_garbage": causal_hides_garbage,
-            "expanded_33_keys": partial(dense, Heads_33, keys=33) if False else partial(dense, keys=33),
+            "window_hides_garbage": partial(window_hides_garbage, window=(2, 0)),
+            "causal_window_hides_garbage": partial(window_hides_garbage, causal=True, window=2),
+            "expanded_33_keys": partial(dense, heads=Heads(strides=("contiguous", "one_head", "one_head")), keys=33),
             "across_blocks": partial(dense, batch=1, queries=300, keys=300),
             "across_blocks_causal": partial(dense, batch=1, queries=257, keys=300, causal=True),
             "across_blocks_window": partial(dense, batch=1, queries=300, keys=290, window=(70, 5)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,6 +26,10 @@ class Heads:
     strides: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
 
 
+#: Two heads, query and KV alike, contiguous.
+PLAIN = Heads()
+
+
 class Maker:
     """A seeded source of tensors of one dtype on one device, with the sizes that fit the backend under test."""
 
@@ -40,7 +45,7 @@ class Maker:
         return STRIDES[strides](self._normal, shape)
 
     def qkv(
-        self, q_rows: Shape, k_rows: Shape, heads: Heads = Heads()
+        self, q_rows: Shape, k_rows: Shape, heads: Heads = PLAIN
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [*q_rows,H,D], k [*k_rows,Hk,D], v [*k_rows,Hk,Dv]."""
         head_dim = heads.head_dim or self.head_dim
@@ -56,13 +61,18 @@ class Maker:
         """Bool, True with this probability."""
         return (torch.rand(shape, generator=self._generator) < share).to(self.device)
 
-    def integers(self, data: list[int] | list[list[int]], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def integers(self, data: Sequence[Any], dtype: torch.dtype = torch.int32) -> torch.Tensor:
         """An integer tensor on the device."""
         return torch.tensor(data, dtype=dtype, device=self.device)
 
     def _normal(self, shape: Shape) -> torch.Tensor:
         numbers = torch.randn(shape, generator=self._generator, dtype=torch.float32)
         return numbers.to(self.dtype).to(self.device)
+
+
+def written(tensor: torch.Tensor) -> torch.Tensor:
+    """The view to write through: one of the heads where all share memory."""
+    return tensor[..., :1, :] if tensor.stride(-2) == 0 else tensor
 
 
 def spoil(*tensors: torch.Tensor) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Plans kept, oldest dropped first: a model has a few shapes, a server a few hundred.
 _PLAN_LIMIT = 4096
 _plans: dict[Any, Plan] = {}
+#: Device -> its type: reading `device.type` costs more than looking it up.
+_kinds: dict[torch.device, str] = {}
 #: Device type -> "is its stream being captured?", for the platforms that have graphs.
 _capturing: dict[str, Callable[[], bool]] = {}
 
@@ -128,9 +130,10 @@ def find_plan(
     """
     key: Any = None
     try:
-        kind = q.device.type
+        device = q.device
+        kind = _kinds.get(device) or _kind_of(device)
         key = (
-            q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
+            q.shape, q.stride(), q.dtype, device, k.shape, k.stride(), k.dtype, k.device,
             v.shape, v.stride(), v.dtype, v.device, None if structure is None else structure.route_key,
             causal, scale, window, softcap, return_lse,
             None if out is None else (out.shape, out.dtype, out.device, out.requires_grad, out is q or out is k or out is v),
@@ -203,6 +206,10 @@ def effective_quant(given: Quant | str | None, layer: int | None, step: int | No
         return None, ()
     why = skipped(quant, layer, step)
     return (quant, ()) if why is None else (None, (why,))
+
+
+def _kind_of(device: torch.device) -> str:
+    return _kinds.setdefault(device, device.type)
 
 
 def _remember(key: Any, plan: Plan) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polyattn.attention import attention
+from polyattn.call import attention
 from polyattn.door.request import Request, TensorFacts
 from polyattn.errors import UnsupportedRequest
 from polyattn.layer import Attention

@@ -1,0 +1,68 @@
+"""Slots for devices that nobody owns, and a vendor's first honest backends: torch's SDPA and plain matmul.
+
+Nothing here reads a tensor on the host or knows a kernel by name; what SDPA does not give (LSE, softcap, gradients of a
+mask, lengths that only the device knows) is `blocked`'s.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from polyattn.backends import blocked, fused, lengths
+from polyattn.backends.band import banded
+from polyattn.backends.declarations import host_lengths_only, no_spans_in_unknown_pages, slots
+from polyattn.backends.masked import masked
+from polyattn.compositions.loop import documents
+from polyattn.compositions.segments import spans
+from polyattn.compositions.slice import prefix
+from polyattn.door.backend import Backend
+
+
+def _own_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+sdpa_dense = partial(banded, fused.portable)
+sdpa_prefix_kv = partial(prefix, sdpa_dense)
+sdpa_key_padding = partial(lengths.key_padding, sdpa_dense, fused.portable)
+sdpa_mask = partial(masked, fused.portable, _own_dtype)
+sdpa_packed = partial(documents, sdpa_dense)
+sdpa_spans = partial(spans, sdpa_dense)
+sdpa_paged = partial(lengths.paged, sdpa_dense, fused.portable)
+
+blocked_dense = partial(banded, blocked.attend)
+blocked_prefix_kv = partial(prefix, blocked_dense)
+blocked_key_padding = partial(lengths.key_padding, blocked_dense, blocked.attend)
+blocked_mask = partial(masked, blocked.attend, blocked.compute_dtype)
+blocked_packed = partial(lengths.packed, blocked_dense, blocked.attend)
+blocked_spans = partial(spans, blocked_dense)
+blocked_paged = partial(lengths.paged, blocked_dense, blocked.attend)
+
+_TOLERANCES = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def generic_backends() -> tuple[Backend, ...]:
+    """`sdpa` and `blocked` for any device of torch.
+
+    >>> [backend.name for backend in generic_backends()]
+    ['sdpa', 'blocked']
+    """
+    return BACKENDS
+
+
+BACKENDS: tuple[Backend, ...] = (
+    Backend(
+        "sdpa",
+        slots(__name__, "sdpa", lse=False, deterministic=False),  # which kernel runs is torch's choice
+        check=host_lengths_only,
+        tolerances=_TOLERANCES,
+    ),
+    Backend(
+        "blocked",
+        slots(__name__, "blocked", lse=True, softcap=True, mask_grad=True, deterministic=True),
+        check=no_spans_in_unknown_pages,
+        tolerances=_TOLERANCES,
+    ),
+)

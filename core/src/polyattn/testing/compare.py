@@ -1,0 +1,92 @@
+"""How far an answer may lie from the float64 reference, and the words for one that lies further."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+#: The largest error that a backend may declare, by dtype, on unit-normal inputs: about ten units of rounding where
+#: scores are accumulated in float32 and weights and output are rounded once (an error of one unit in a weight moves the
+#: output by one unit of a value of about 4). float32 leaves room for fast exponentials, not for TF32 (1e-3); float64
+#: for none but its own rounding.
+CEILINGS: Mapping[str, float] = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
+
+#: LSE is float32 whatever the inputs are.
+_LSE_FLOOR = 2e-6
+
+#: A gradient passes through the weights twice and sums over rows.
+_GRADIENT_FACTOR = 4.0
+
+
+def tolerance(declared: Mapping[str, float], dtype: torch.dtype) -> float:
+    """What the backend declares for this dtype, at most the ceiling."""
+    name = str(dtype).removeprefix("torch.")
+    return min(declared.get(name, CEILINGS[name]), CEILINGS[name])
+
+
+def output_problems(
+    out: torch.Tensor, want: torch.Tensor, lse: torch.Tensor, like: torch.Tensor, limit: float
+) -> list[str]:
+    """What is wrong with an output; `lse` is the reference's, `like` has the dtype and device expected."""
+    wrong = _form_problems("output", out, want, like.dtype, like.device)
+    if wrong:
+        return wrong
+    problems = _value_problems("output", out, want, limit)
+    # Empty rows are exactly 0: a caller merges or adds them unmasked.
+    empty = lse.isneginf().transpose(-1, -2)
+    strays = (out[empty] != 0).any(dim=-1)
+    if bool(strays.any()):
+        problems.append(f"output: {int(strays.sum())} rows that see no key are not 0")
+    return problems
+
+
+def lse_problems(lse: torch.Tensor | None, want: torch.Tensor, like: torch.Tensor, limit: float) -> list[str]:
+    """What is wrong with an LSE."""
+    if lse is None:
+        return ["LSE: none was returned"]
+    wrong = _form_problems("LSE", lse, want, torch.float32, like.device)
+    if wrong:
+        return wrong
+    if not torch.equal(lse.isneginf(), want.isneginf()):
+        return ["LSE: -inf must stand on the rows that see no key, and on no other"]
+    finite = want.isfinite()
+    return _value_problems("LSE", lse[finite], want[finite], max(limit, _LSE_FLOOR))
+
+
+def gradient_problems(name: str, gradient: torch.Tensor, want: torch.Tensor, limit: float) -> list[str]:
+    """What is wrong with the gradient of one input."""
+    wrong = _form_problems(f"gradient of {name}", gradient, want, gradient.dtype, gradient.device)
+    return wrong or _value_problems(f"gradient of {name}", gradient, want, _GRADIENT_FACTOR * limit)
+
+
+def _form_problems(
+    what: str, got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> list[str]:
+    problems = []
+    if got.shape != want.shape:
+        problems.append(f"{what}: shape {list(want.shape)} is right, got {list(got.shape)}")
+    if got.dtype != dtype:
+        problems.append(f"{what}: dtype {dtype} is right, got {got.dtype}")
+    if got.device != device:
+        problems.append(f"{what}: device {device} is right, got {got.device}")
+    return problems
+
+
+def _value_problems(what: str, got: torch.Tensor, want: torch.Tensor, limit: float) -> list[str]:
+    if not want.numel():
+        return []
+    strange = ~got.isfinite()
+    if bool(strange.any()):
+        return [f"{what}: {int(strange.sum())} of {got.numel()} entries are NaN or infinite"]
+    error = (got.to(torch.float64) - want).abs()
+    allowed = limit * max(1.0, float(want.abs().max()))
+    worst = int(error.argmax())
+    if float(error.flatten()[worst]) <= allowed:
+        return []
+    values = float(got.flatten()[worst]), float(want.flatten()[worst])
+    place = [int(index) for index in torch.unravel_index(torch.tensor(worst), want.shape)]
+    return [
+        f"{what}: {int((error > allowed).sum())} of {got.numel()} entries are off by more than {allowed:.2g}; "
+        f"the worst at {place} is {values[0]:.6g}, not {values[1]:.6g}"
+    ]

@@ -1,0 +1,104 @@
+"""What is put to the test: a backend of a platform that this machine has, on one of its devices."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from polyattn.discovery import backends_of, platform_for, platforms
+from polyattn.discovery.state import all_accepted
+from polyattn.door.resolution import missing_requirements
+from polyattn.testing.cases import Maker
+from polyattn.vendor import Backend, Features, Machine, Platform
+
+#: The dtypes of the cases; a backend refuses those it does not take.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_HEAD_DIM, _PAGE_SIZE = 64, 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """One backend, and the sizes that its cases are built with."""
+
+    platform: Platform
+    backend: Backend
+
+    @property
+    def name(self) -> str:
+        """ "cpu:sdpa" """
+        return f"{self.platform.name}:{self.backend.name}"
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device that torch takes for one without an index."""
+        return torch.empty(0, device=self.platform.device_type).device
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The facts its requests are judged by."""
+        return self.platform.machine(str(self.device))
+
+    @property
+    def features(self) -> tuple[Features, ...]:
+        """What its slots claim."""
+        return tuple(slot.features for slot in self.backend.slots)
+
+    def missing(self) -> tuple[str, ...]:
+        """Why it cannot run here at all: packages that are not installed."""
+        return missing_requirements(self.backend.requires, self.machine)
+
+    def maker(self, case: str, dtype: torch.dtype) -> Maker:
+        """The source of a case's tensors, the same at every call."""
+        return Maker(
+            zlib.crc32(case.encode()),
+            dtype,
+            self.device,
+            head_dim=_nearest(_HEAD_DIM, [features.head_dims for features in self.features]),
+            page_size=_nearest(_PAGE_SIZE, [f.page_sizes for f in self.features if "paged" in f.kinds]),
+        )
+
+
+def targets(platform: str | None = None, backend: str | None = None) -> tuple[Target, ...]:
+    """The backends that these names leave, of the platforms whose tensors this process routes.
+
+    `backend` is "fa3" or "cuda:fa3". A name that nobody has raises ValueError listing those there are, with the
+    reason of a platform that was not accepted.
+    """
+    if backend is not None and ":" in backend:
+        family, _, backend = backend.partition(":")
+        if platform not in (None, family):
+            raise ValueError(f"backend: {family}:{backend} is not of platform {platform!r}")
+        platform = family
+    owners = [owner for owner in all_accepted() if platform_for(owner.device_type) is owner]
+    found = tuple(
+        Target(owner, candidate)
+        for owner in owners
+        for candidate in backends_of(owner)
+        if platform in (None, owner.name) and backend in (None, candidate.name)
+    )
+    if not found:
+        told = f" ({why_absent(platform)})" if platform is not None and platform not in [o.name for o in owners] else ""
+        names = ", ".join(f"{owner.name}:{candidate.name}" for owner in owners for candidate in backends_of(owner))
+        asked = ":".join(word for word in (platform, backend) if word is not None)
+        raise ValueError(f"{asked}: no such backend here{told}; there are {names}")
+    return found
+
+
+def why_absent(platform: str) -> str | None:
+    """Why a platform is not in use, in detection's own words; None if it is."""
+    reports = [report for report in platforms() if report.name == platform]
+    if not reports:
+        return f"platform {platform} is not installed"
+    if any(report.status == "accepted" for report in reports):
+        return None
+    return f"platform {platform} {reports[0].status}: {reports[0].reason}"
+
+
+def _nearest(wanted: int, limits: list[Collection[int] | None]) -> int:
+    if not limits or any(limit is None or wanted in limit for limit in limits):
+        return wanted
+    return min((size for limit in limits for size in limit or ()), key=lambda size: abs(size - wanted), default=wanted)

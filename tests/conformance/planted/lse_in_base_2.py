@@ -1,0 +1,14 @@
+"""Returns the LSE as kernels hold it, in base 2."""
+
+import math
+
+from planted_honest import planted
+from planted_steps import attend as honest
+
+
+def backend():
+    return planted(__name__)
+
+
+def attend(*tensors, **given):
+    return honest(*tensors, **given, lse_of=lambda lse: lse / math.log(2))

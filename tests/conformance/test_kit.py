@@ -1,0 +1,123 @@
+"""What the kit itself promises: whole reports, honest refusals, tolerances that cannot be widened."""
+
+import pytest
+import torch
+
+from polyattn.structures import Packed
+from polyattn.testing import run_conformance
+from polyattn.testing.cases import ALL_CASES, Call, Maker
+from polyattn.testing.compare import CEILINGS, lse_problems, output_problems, tolerance
+from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
+from polyattn.testing.targets import targets, why_absent
+
+
+def test_a_report_counts_each_structure_and_reaches_json() -> None:
+    seen: list[str] = []
+    report = run_conformance(
+        "cpu:sdpa",
+        progress=lambda done, total, what: seen.append(f"{done}/{total} {what}"),
+        structures=["block_map"],
+        dtypes=[torch.float32],
+    )
+    assert report.ok
+    assert report.as_dict()["cases"] == {"block_map": 12}
+    assert report.counts == {"cpu:sdpa": {"block_map": {"native": 0, "generic": 0, "refused": 12, "failed": 0}}}
+    assert len(seen) == 12
+    assert seen[0] == "0/12 cpu:sdpa block_map/plain[float32]"
+
+
+@pytest.mark.parametrize(
+    ("platform", "backend", "told"),
+    [(None, "cpu:fa9", "cpu:sdpa"), (None, "fa9", "cpu:sdpa"), ("abacus", None, "platform abacus is not installed")],
+)
+def test_a_name_that_nobody_has_is_an_error_that_lists_those_there_are(platform, backend, told) -> None:
+    with pytest.raises(ValueError) as refusal:
+        run_conformance(backend, platform)
+    assert told in str(refusal.value)
+
+
+def test_two_platforms_in_one_name_contradict() -> None:
+    with pytest.raises(ValueError, match="platform 'cuda'"):
+        targets("cuda", "cpu:sdpa")
+
+
+def test_an_accepted_platform_is_not_absent() -> None:
+    assert why_absent("cpu") is None
+
+
+def test_a_declared_tolerance_only_tightens() -> None:
+    assert tolerance({"float32": 1e-6}, torch.float32) == 1e-6
+    assert tolerance({"float32": 1.0}, torch.float32) == CEILINGS["float32"]
+    assert tolerance({}, torch.bfloat16) == CEILINGS["bfloat16"]
+
+
+def test_the_same_case_has_the_same_numbers_and_other_cases_others() -> None:
+    (target,) = targets(None, "cpu:sdpa")
+    first, again, other = (
+        target.maker(name, torch.float32).normal((4, 2, 8)) for name in ("dense/plain", "dense/plain", "dense/causal")
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("strides", ["transposed", "fused", "stepped", "misaligned", "row_gaps", "one_head"])
+def test_strides_are_as_named(strides) -> None:
+    tensor = Maker(0, torch.float32, torch.device("cpu")).normal((2, 5, 3, 8), strides)
+    assert tensor.shape == (2, 5, 3, 8)
+    assert not tensor.is_contiguous() or tensor.storage_offset() == 1
+
+
+def test_uninitialised_memory_is_poisoned_within_and_only_within() -> None:
+    with PoisonedEmpty():
+        made = [torch.empty(3), torch.empty_like(torch.ones(3)), torch.ones(1).new_empty(3), torch.empty(3).half()]
+        assert torch.empty(3, dtype=torch.int32).dtype == torch.int32
+    assert all(tensor.isnan().all() for tensor in made)
+    assert torch.zeros(3).add(torch.empty(3).fill_(0)).eq(0).all()
+
+
+def test_a_change_beside_a_view_and_a_change_of_the_structure_show() -> None:
+    wide = torch.zeros(2, 4, 1, 8)
+    structure = Packed.from_lengths([4])
+    call = Call(wide[0], torch.zeros(4, 1, 8), torch.zeros(4, 1, 8), structure)
+    before = contents(call)
+    assert change_problems(before, call) == []
+    wide[1, 0] = 1.0
+    structure.cu_q[1] = 3
+    assert change_problems(before, call) == [
+        "q was modified",
+        "structure.cu_q was modified",
+        "structure.cu_k was modified",
+    ]
+
+
+def test_what_is_wrong_with_an_output_is_said() -> None:
+    want, lse, like = torch.zeros(1, 2, 1, 4).double(), torch.tensor([[[0.0, -torch.inf]]]).double(), torch.zeros(1)
+    got = torch.zeros(1, 2, 1, 4)
+    assert output_problems(got, want, lse, like, 1e-3) == []
+    assert "shape" in output_problems(got[:, :1], want, lse, like, 1e-3)[0]
+    assert "dtype" in output_problems(got.double(), want, lse, like, 1e-3)[0]
+    got[0, 1] = 1e-9
+    assert output_problems(got, want, lse, like, 1e-3) == ["output: 1 rows that see no key are not 0"]
+    got[0, 0] = torch.nan
+    assert "NaN" in output_problems(got, want, lse, like, 1e-3)[0]
+
+
+def test_what_is_wrong_with_an_lse_is_said() -> None:
+    want, like = torch.tensor([[1.0, -torch.inf]]).double(), torch.zeros(1)
+    assert lse_problems(want.float(), want, like, 1e-5) == []
+    assert "none" in lse_problems(None, want, like, 1e-5)[0]
+    assert "dtype" in lse_problems(want, want, like, 1e-5)[0]
+    assert "-inf" in lse_problems(torch.tensor([[1.0, 0.0]]), want, like, 1e-5)[0]
+    assert "off by more" in lse_problems(torch.tensor([[1.4, -torch.inf]]), want, like, 1e-5)[0]
+
+
+def test_cases_reach_what_the_brief_of_the_kit_names() -> None:
+    names = {case.name.partition("/")[2] for case in ALL_CASES}
+    wanted = {f"head_dim_{size}" for size in (40, 64, 72, 80, 128)} | {
+        "gqa", "mqa", "v_dim_narrower", "v_dim_wider", "strides_transposed", "strides_fused", "strides_stepped",
+        "strides_expanded_kv", "causal_more_keys", "causal_more_queries", "rows_of_nothing", "empty_documents_between",
+        "row_of_padding", "single_token", "spare_rows", "garbage", "bias_minus_infinity", "bias_lowest",
+        "rank4_per_head", "boundaries_int64", "window_left", "softcap", "scale_zero", "scale_given", "out",
+        "deterministic", "plain+lse", "plain+grad", "across_blocks",
+    }  # fmt: skip
+    assert wanted <= names
