@@ -53,7 +53,7 @@ def test_the_kit_runs_on_the_backend_named(tmp_path: Path) -> None:
     kit = ("--pyargs", "polyattn.testing", "--polyattn-backend", "cpu:sdpa")
     done = run_pytest(tmp_path, *kit, "-k", "dense/plain or dense/out or every_claim or (random and dense)")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "24 passed" in done.stdout
+    assert "30 passed" in done.stdout
 
 
 def test_a_backend_of_an_absent_platform_is_skipped_or_fails_when_required(tmp_path: Path) -> None:

@@ -10,7 +10,18 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import Backend, Features, Found, Machine, Platform, Request, Requires, Slot, StructureFacts, TensorFacts
+from polyattn.vendor import (
+    Backend,
+    Features,
+    Found,
+    Machine,
+    Platform,
+    Request,
+    Requires,
+    Slot,
+    StructureFacts,
+    TensorFacts,
+)
 
 HALF = frozenset({"float16", "bfloat16"})
 ALL = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -33,9 +44,20 @@ EVERYTHING = Backend(
             "tests.unit.fakes:anything",
             Features(
                 kinds=frozenset({"dense", "prefix_kv", "key_padding", "mask", "bias", "packed", "spans", "paged"}),
-                causal=True, window=True, softcap=True, lse=True, gqa=True, v_dim=True, backward=True, mask_grad=True,
-                deterministic=True, out=True, capture=True, dtypes=ALL, quant=frozenset({"int8"}),
-            ),  # fmt: skip
+                causal=True,
+                window=True,
+                softcap=True,
+                lse=True,
+                gqa=True,
+                v_dim=True,
+                backward=True,
+                mask_grad=True,
+                deterministic=True,
+                out=True,
+                capture=True,
+                dtypes=ALL,
+                quant=frozenset({"int8"}),
+            ),
         ),
     ),
 )
@@ -50,7 +72,9 @@ def platform(*backends: Backend, name: str = "toy") -> Platform:
     return Platform(name, "cpu", 1, Found, lambda device: MACHINE, backends)
 
 
-def request(*, heads: int = 2, kv_heads: int | None = None, dim: int = 64, dtype: str = "bfloat16", **facts: Any) -> Request:
+def request(
+    *, heads: int = 2, kv_heads: int | None = None, dim: int = 64, dtype: str = "bfloat16", **facts: Any
+) -> Request:
     """A dense request of 2 x 8 rows unless told otherwise."""
     q = TensorFacts.contiguous((2, 8, heads, dim), dtype)
     k = TensorFacts.contiguous((2, 8, kv_heads or heads, dim), dtype)
@@ -64,7 +88,9 @@ def packed_request(documents: int, **facts: Any) -> Request:
     return replace(Request(rows, rows, rows, structure_kind="packed", structure_facts=structure), **facts)
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, *, meta: Any, causal: bool, scale: float, **rest: Any) -> Any:
+def dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: Any, *, meta: Any, causal: bool, scale: float, **rest: Any
+) -> Any:
     """Plain dense attention."""
     from polyattn.reference import reference_attention
 

@@ -85,7 +85,9 @@ def test_plans_keep_no_tensor_alive() -> None:
         ({"structure": pa.Spans([[(1, 3)], []]), "window": 2}, pa.UnsupportedRequest, ["spans", "window"]),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments: dict[str, object], error: type[Exception] | None, words: list[str]) -> None:
+def test_bad_arguments_are_refused_by_name(
+    arguments: dict[str, object], error: type[Exception] | None, words: list[str]
+) -> None:
     if error is None:
         near(pa.attention(Q, KV, KV, **arguments), pa.reference_attention(Q, KV, KV))  # type: ignore[arg-type]
         return
@@ -110,7 +112,9 @@ def test_bad_arguments_are_refused_by_name(arguments: dict[str, object], error: 
         ((Q[..., :0], KV[..., :0], KV), ValueError, ["head_dim"]),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(tensors: tuple[object, ...], error: type[Exception], words: list[str]) -> None:
+def test_tensors_that_do_not_fit_are_refused_by_name(
+    tensors: tuple[object, ...], error: type[Exception], words: list[str]
+) -> None:
     with pytest.raises(error) as refusal:
         pa.attention(*tensors)  # type: ignore[arg-type]
     for word in words:
@@ -181,9 +185,15 @@ def test_meta_tensors_yield_shapes() -> None:
 
 @pytest.mark.parametrize(
     ("q", "k", "shape"),
-    [((0, 4, 2, 16), (0, 4, 2, 16), (0, 4, 2, 16)), ((2, 0, 2, 16), (2, 3, 2, 16), (2, 0, 2, 16)), ((1, 3, 2, 16), (1, 0, 2, 16), (1, 3, 2, 16))],
-)  # fmt: skip
-def test_empty_inputs_answer_with_zeros_and_flow_gradients(q: tuple[int, ...], k: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    [
+        ((0, 4, 2, 16), (0, 4, 2, 16), (0, 4, 2, 16)),
+        ((2, 0, 2, 16), (2, 3, 2, 16), (2, 0, 2, 16)),
+        ((1, 3, 2, 16), (1, 0, 2, 16), (1, 3, 2, 16)),
+    ],
+)
+def test_empty_inputs_answer_with_zeros_and_flow_gradients(
+    q: tuple[int, ...], k: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
     queries = torch.randn(q, requires_grad=True)
     keys = torch.randn(k)
     out, lse = pa.attention(queries, keys, keys, return_lse=True)

@@ -44,7 +44,20 @@ def _fresh_dynamo() -> Any:
     torch._dynamo.reset()
 
 
-LENGTHS = [[3, 4], [5, 2, 1], [8], [2, 2, 2], [7, 1], [1, 1, 1, 1], [6, 5], [9, 3], [4, 4, 4], [10], [2, 9], [3, 3, 3, 3]]
+LENGTHS = [
+    [3, 4],
+    [5, 2, 1],
+    [8],
+    [2, 2, 2],
+    [7, 1],
+    [1, 1, 1, 1],
+    [6, 5],
+    [9, 3],
+    [4, 4, 4],
+    [10],
+    [2, 9],
+    [3, 3, 3, 3],
+]
 
 
 def structures(kind: str) -> list[tuple[torch.Tensor, Any]]:
@@ -86,7 +99,9 @@ def test_a_mask_takes_its_gradient_through_the_graph() -> None:
     bias = torch.randn(1, 2, 4, 4, requires_grad=True)
     mask = pa.Mask(bias)
     (want,) = torch.autograd.grad(call(bias, mask).square().sum(), bias)
-    (got,) = torch.autograd.grad(torch.compile(call, fullgraph=True, backend="aot_eager")(bias, mask).square().sum(), bias)
+    (got,) = torch.autograd.grad(
+        torch.compile(call, fullgraph=True, backend="aot_eager")(bias, mask).square().sum(), bias
+    )
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
 
 

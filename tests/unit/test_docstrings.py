@@ -31,3 +31,8 @@ def test_every_public_name_has_an_example(name: str) -> None:
     text = (type(value) if name == "current_platform" else value).__doc__
     assert text is not None
     assert ">>>" in text
+
+
+def test_the_public_names_are_one_list() -> None:
+    assert set(pa.__all__) == {*pa._HOME, *pa._ROOMS}
+    assert set(pa.__all__) <= set(dir(pa))

@@ -44,7 +44,9 @@ def test_is_causal_is_top_left() -> None:
 def test_gqa_scale_and_other_ranks() -> None:
     torch.testing.assert_close(*both(Q, K[:, :2], K[:, :2], enable_gqa=True, scale=0.2), atol=1e-5, rtol=0)
     torch.testing.assert_close(*both(Q[0], K[0], K[0]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(*both(Q[None], K[None], K[None], attn_mask=torch.rand(2, 1, 5, 7) > 0.3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        *both(Q[None], K[None], K[None], attn_mask=torch.rand(2, 1, 5, 7) > 0.3), atol=1e-5, rtol=0
+    )
 
 
 def test_a_function_imported_by_value_is_caught_too() -> None:

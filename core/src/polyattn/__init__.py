@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polyattn import distributed, structures, testing, vendor
+    from polyattn import distributed, integrations, structures, testing, vendor
     from polyattn.call import attention
     from polyattn.discovery import current_platform, platforms
     from polyattn.distributed import Joint, Replicated
@@ -73,9 +73,43 @@ _HOME = {
 }
 _ROOMS = ("distributed", "integrations", "structures", "testing", "vendor")
 
-__all__ = [  # noqa: RUF022  (sorted as _HOME is)
-    *_HOME,
-    *_ROOMS,
+__all__ = [
+    "Attention",
+    "BackendUnavailable",
+    "BlockMap",
+    "Capability",
+    "Dense",
+    "Explanation",
+    "Joint",
+    "KeyPadding",
+    "Mask",
+    "Packed",
+    "Paged",
+    "PagedKVCache",
+    "PolyattnWarning",
+    "Quant",
+    "Replicated",
+    "Spans",
+    "UnsupportedRequest",
+    "VideoLayout",
+    "VideoTiles",
+    "attention",
+    "configure",
+    "current_platform",
+    "distributed",
+    "explain",
+    "integrations",
+    "patch_sdpa",
+    "platforms",
+    "record_routes",
+    "reference_attention",
+    "reload_environment",
+    "step",
+    "structures",
+    "testing",
+    "use_backend",
+    "vendor",
+    "warmup",
 ]
 
 

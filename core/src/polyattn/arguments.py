@@ -36,14 +36,16 @@ def checked(causal: Any, window: Any, softcap: Any, deterministic: Any, options:
 def checked_scale(scale: Any, head_dim: int) -> float:
     """The factor on q.k: `head_dim ** -0.5` unless given; 0.0 means 0.0."""
     if scale is None:
-        return float(head_dim) ** -0.5
+        return 1.0 / math.sqrt(head_dim)
     value = _real("scale", scale)
     if not math.isfinite(value):
         raise ValueError(f"scale: a finite number is needed, got {scale!r}")
     return value
 
 
-def check_combination(structure: Structure | None, causal: bool, window: Window, softcap: float, lse: bool, gate: Any) -> None:
+def check_combination(
+    structure: Structure | None, causal: bool, window: Window, softcap: float, lse: bool, gate: Any
+) -> None:
     """Refuse what a structure does not combine with, by name."""
     kind = "dense" if structure is None else structure.kind
     if kind == "video_tiles":
@@ -55,7 +57,9 @@ def check_combination(structure: Structure | None, causal: bool, window: Window,
     elif gate is not None:
         raise ValueError(f"gate: only VideoTiles takes a gate, the structure is {type(structure).__name__}")
     if structure is not None and structure.facts.spans and window is not None:
-        raise UnsupportedRequest("spans do not combine with a window: which keys a span's query sees would be ambiguous")
+        raise UnsupportedRequest(
+            "spans do not combine with a window: which keys a span's query sees would be ambiguous"
+        )
 
 
 def _window(window: Any, causal: bool) -> Window:

@@ -9,8 +9,8 @@ import torch
 
 from polyattn.arguments import checked
 from polyattn.choice import Choice, parse_choice
-from polyattn.environment import environment, on_reload
 from polyattn.distributed.glued import attend_glued
+from polyattn.environment import environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of
 from polyattn.quant import Quant, as_quant, skipped
 from polyattn.scope import choice_here, logs_here, step_here
@@ -136,7 +136,8 @@ def find_plan(
             q.shape, q.stride(), q.dtype, device, k.shape, k.stride(), k.dtype, k.device,
             v.shape, v.stride(), v.dtype, v.device, None if structure is None else structure.route_key,
             causal, scale, window, softcap, return_lse,
-            None if out is None else (out.shape, out.dtype, out.device, out.requires_grad, out is q or out is k or out is v),
+            None if out is None else (out.shape, out.dtype, out.device, out.requires_grad),
+            out is not None and (out is q or out is k or out is v),
             backend, configured, choice_here.get(), None if quant is None else (quant, layer, step_here.get()),
             deterministic, options, _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
             _autocast_dtype(kind) if _autocast_enabled(kind) else None,
@@ -199,7 +200,9 @@ def stated_choices(argument: str | None, context: str | None, configured: str | 
     return tuple(parse_choice(text, source) for source, text in stated if text is not None)
 
 
-def effective_quant(given: Quant | str | None, layer: int | None, step: int | None) -> tuple[Quant | None, tuple[str, ...]]:
+def effective_quant(
+    given: Quant | str | None, layer: int | None, step: int | None
+) -> tuple[Quant | None, tuple[str, ...]]:
     """The quantisation this call runs with, and the note that it was skipped."""
     quant = as_quant(given)
     if quant is None:

@@ -59,9 +59,12 @@ def check_names(choice: Choice, platform: str, known: Mapping[str, tuple[str, ..
             continue
         scope = f"{platform} has {', '.join(known.get(platform, ())) or 'none'}"
         others = "; ".join(f"{p} has {', '.join(names)}" for p, names in known.items() if p != platform and names)
-        problem = "is not a backend of the tensors' platform" if anywhere else "is not a backend of any installed platform"
+        problem = (
+            "is not a backend of the tensors' platform" if anywhere else "is not a backend of any installed platform"
+        )
         raise ValueError(
-            f"{_WHERE[choice.source]}: {name!r} (in {choice.text!r}) {problem}: {scope}{'; ' + others if others else ''}"
+            f"{_WHERE[choice.source]}: {name!r} (in {choice.text!r}) {problem}: "
+            + "; ".join(part for part in (scope, others) if part)
         )
 
 
@@ -77,7 +80,9 @@ def chosen_first(
     """(backends named, in the order named; backends left for automatic choice, in their order)."""
     by_name = {backend.name: backend for backend in backends}
     removed = {_short(name, platform) for name in choice.removed}
-    named = tuple(by_name[short] for name in choice.names if (short := _short(name, platform)) in by_name and short not in removed)
+    named = tuple(
+        by_name[short] for name in choice.names if (short := _short(name, platform)) in by_name and short not in removed
+    )
     if not choice.auto:
         return named, ()
     return named, tuple(b for b in backends if b.name not in removed and b not in named)

@@ -25,7 +25,11 @@ _Callback = TypeVar("_Callback", bound=Callable[[], object])
 
 
 class PolyattnWarning(UserWarning):
-    """Something of ours that deserves attention and stops nothing; an error under POLYATTN_STRICT=1."""
+    """Something of ours that deserves attention and stops nothing; an error under POLYATTN_STRICT=1.
+
+    >>> import warnings, polyattn as pa
+    >>> warnings.simplefilter("once", pa.PolyattnWarning)
+    """
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,13 @@ from polyattn.structures import Structure
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer of `pa.explain`: `chosen` is the route, or None where nothing can run and `refusal` says why."""
+    """The answer of `pa.explain`: `chosen` is the route, or None where nothing can run and `refusal` says why.
+
+    >>> import torch, polyattn as pa
+    >>> q = torch.randn(1, 4, 2, 8)
+    >>> isinstance(pa.explain(q, q, q), pa.Explanation)
+    True
+    """
 
     request: Request
     machine: Machine
@@ -65,7 +71,10 @@ class Explanation:
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        lines = [f"request  {self.request}", f"machine  {self.machine.platform} {self.machine.arch} {self.machine.name}".rstrip()]
+        lines = [
+            f"request  {self.request}",
+            f"machine  {self.machine.platform} {self.machine.arch} {self.machine.name}".rstrip(),
+        ]
         lines.append(f"route    {self.chosen.name if self.chosen else 'none'}")
         lines += [f"  {name:<{widths[0]}}  {verdict:<{widths[1]}}  {why}".rstrip() for name, verdict, why in rows]
         lines += [f"note     {note}" for note in self.notes]
@@ -74,8 +83,8 @@ class Explanation:
 
 def explain(
     q: torch.Tensor | Request,
-    k: torch.Tensor | None = None,
-    v: torch.Tensor | None = None,
+    k: Any = None,
+    v: Any = None,
     *,
     machine: Machine | None = None,
     structure: Structure | None = None,
@@ -109,7 +118,15 @@ def explain(
         check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
         effective, notes = effective_quant(quant, None, step_here.get())
         request, platform, _ = describe(
-            q, k, v, structure, arguments, scale=scale, lse=return_lse, out=out, quant=effective  # type: ignore[arg-type]
+            q,
+            k,
+            v,
+            structure,
+            arguments,
+            scale=scale,
+            lse=return_lse,
+            out=out,
+            quant=effective,
         )
     if machine is not None and machine.platform != platform.name:
         platform = _platform_named(machine, platform)
@@ -133,9 +150,10 @@ def explain_request(
 def _platform_named(machine: Machine, owner: Platform) -> Platform:
     from polyattn.discovery import platforms
 
-    known = [report.name for report in platforms()]
+    known = ", ".join(report.name for report in platforms())
     raise BackendUnavailable(
-        f"machine: it describes platform {machine.platform!r}, but {machine.device_type!r} tensors belong to {owner.name!r} "
-        f"here; installed platforms are {', '.join(known)}. Install polyattn-{machine.platform} to ask about its machines",
+        f"machine: it describes platform {machine.platform!r}, but {machine.device_type!r} tensors belong to "
+        f"{owner.name!r} here; installed platforms are {known}. "
+        f"Install polyattn-{machine.platform} to ask about its machines",
         platform=machine.platform,
     )

@@ -175,7 +175,8 @@ class Attention(torch.nn.Module):
         return copy
 
     def extra_repr(self) -> str:
-        return f"{self.num_heads}x{self.head_dim}, num_kv_heads={self.num_kv_heads}, role={self.role!r}, causal={self.causal}"
+        heads = f"{self.num_heads}x{self.head_dim}, num_kv_heads={self.num_kv_heads}"
+        return f"{heads}, role={self.role!r}, causal={self.causal}"
 
 
 def configure(model: torch.nn.Module, choices: dict[str, str | None]) -> list[str]:
@@ -197,9 +198,15 @@ def configure(model: torch.nn.Module, choices: dict[str, str | None]) -> list[st
             check_names(parse_choice(text, "configure"), current_platform.name, all_backend_names())
     changed: dict[str, str | None] = {}
     for key in sorted(choices, key=lambda key: (key not in ("self", "cross"), len(key))):
-        matching = [name for name, layer in layers if (layer.role == key if key in ("self", "cross") else fnmatchcase(name, key))]
+        matching = [
+            name
+            for name, layer in layers
+            if (layer.role == key if key in ("self", "cross") else fnmatchcase(name, key))
+        ]
         if not matching and key not in ("self", "cross"):
-            raise ValueError(f"configure: no attention layer is named {key!r}; there are {[name for name, _ in layers][:20]}")
+            raise ValueError(
+                f"configure: no attention layer is named {key!r}; there are {[name for name, _ in layers][:20]}"
+            )
         changed.update(dict.fromkeys(matching, choices[key]))
     for name, layer in layers:
         if name in changed:
@@ -210,7 +217,9 @@ def configure(model: torch.nn.Module, choices: dict[str, str | None]) -> list[st
 def _keeping_queries(structure: Structure) -> Structure:
     assert isinstance(structure, KeyPadding)
     if structure.queries == "same":
-        raise ValueError("structure: KeyPadding(queries='same') says that queries are the keys' tokens, which role 'cross' denies")
+        raise ValueError(
+            "structure: KeyPadding(queries='same') says that queries are the keys' tokens, which role 'cross' denies"
+        )
     return structure.with_queries("all")
 
 
@@ -232,7 +241,8 @@ def _check_quant(method: str, backend: str | None) -> None:
     offered = sorted({name for b in backends_of(platform) for slot in b.slots for name in slot.features.quant})
     if method not in offered:
         raise UnsupportedRequest(
-            f"quant {method!r} is not supported by any backend of {platform.name}: supported are ({', '.join(offered) or 'none'})",
+            f"quant {method!r} is not supported by any backend of {platform.name}: "
+            f"supported are ({', '.join(offered) or 'none'})",
             backend=backend,
             platform=platform.name,
             reasons={b.name: (f"quant {method!r} is not supported",) for b in backends_of(platform)},

@@ -43,4 +43,6 @@ def define_once(
 def _check_schema(name: str, schema: str, defined: Any) -> None:
     asked = torch._C.parse_schema(name + schema)
     if str(asked) != str(defined):
-        raise RuntimeError(f"operator {name} is defined already with another schema: {defined} is there, {asked} was asked for")
+        raise RuntimeError(
+            f"operator {name} is defined already with another schema: {defined} is there, {asked} was asked for"
+        )

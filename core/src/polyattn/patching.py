@@ -1,4 +1,4 @@
-"""`pa.patch_sdpa`: route the `F.scaled_dot_product_attention` calls of a scope through polyattn, with torch's meanings."""
+"""`pa.patch_sdpa`: the `F.scaled_dot_product_attention` calls of a scope run through polyattn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from polyattn.call import attention
 from polyattn.errors import UnsupportedRequest
 from polyattn.structures import Mask
-
 
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -40,7 +39,7 @@ class _ByValue(TorchFunctionMode):
 
 
 class patch_sdpa:
-    """In this scope and thread, `F.scaled_dot_product_attention` runs through `pa.attention`, also inside stock modules.
+    """In this scope and thread, `F.scaled_dot_product_attention` runs through `pa.attention`, in stock modules too.
 
     torch's own meanings hold: q is [B,H,S,D] (or [H,S,D]), a 2-D mask is [Sq,Sk], a 3-D one broadcasts over heads,
     `is_causal` is top-left. Dropout is refused. Other threads call torch's own function; the last scope restores it.
@@ -62,14 +61,16 @@ class patch_sdpa:
         with _lock:
             _open += 1
             # modules such as nn.MultiheadAttention look the function up when they call it, out of a mode's reach
-            torch.nn.functional.scaled_dot_product_attention = _dispatch  # type: ignore[assignment]
+            torch.nn.functional.scaled_dot_product_attention = _dispatch
         _scopes.choices.append(self.backend)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         global _open
-        self._mode.__exit__(kind, error, trace)
+        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         _scopes.choices.pop()
         with _lock:
             _open -= 1
@@ -99,7 +100,9 @@ def _as_sdpa(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     if dropout_p:
-        raise UnsupportedRequest(f"dropout_p: dropout is not supported by polyattn, got {dropout_p}; call outside patch_sdpa")
+        raise UnsupportedRequest(
+            f"dropout_p: dropout is not supported by polyattn, got {dropout_p}; call outside patch_sdpa"
+        )
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask, is_causal: SDPA takes one of them")
     if not enable_gqa and query.shape[-3] != key.shape[-3]:

@@ -18,7 +18,7 @@ from polyattn.choice import Choice
 from polyattn.discovery import all_backend_names, backends_of, platform_for
 from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request
-from polyattn.environment import environment, on_reload, warn
+from polyattn.environment import on_reload, warn
 from polyattn.quant import Quant
 from polyattn.request import autocast_dtype, check_out, check_tensors, request_of
 from polyattn.routing import Route, find_route
@@ -136,7 +136,13 @@ def forward_of(route: Route) -> SlotCall:
 
 
 def _runner(
-    route: Route, request: Request, platform: Platform, quant: Quant | None, *, squeeze: bool, autocast: torch.dtype | None
+    route: Route,
+    request: Request,
+    platform: Platform,
+    quant: Quant | None,
+    *,
+    squeeze: bool,
+    autocast: torch.dtype | None,
 ) -> Runner:
     forward = partial(
         forward_of(route),
@@ -145,7 +151,10 @@ def _runner(
         window=request.window,
         softcap=request.softcap,
         need_lse=request.lse,
-        options=(*(option for option in request.options if option.platform == platform.name), *([quant] if quant else ())),
+        options=(
+            *(option for option in request.options if option.platform == platform.name),
+            *([quant] if quant else ()),
+        ),
     )
     writes_out = not request.out or not route.native or route.slot.features.out  # compositions always write
     plain = not squeeze and autocast is None and writes_out and not request.capturing
@@ -266,7 +275,7 @@ def _warn_once(route: Route) -> None:
     key = (route.platform, route.name, route.request.structure_kind)
     if slow and key not in _warned:
         _warned.add(key)
-        warn(f"{route.name} serves [{route.request}]: {slow[0]}. pa.explain(...) says why; install or choose a backend that takes it.")
+        warn(f"{route.name} serves [{route.request}]: {slow[0]}. pa.explain(...) tells why each backend does not.")
 
 
 @on_reload
@@ -274,4 +283,3 @@ def _forget() -> None:
     owner_of.cache_clear()
     _machine.cache_clear()
     _warned.clear()
-

@@ -49,7 +49,9 @@ def as_quant(given: object) -> Quant | None:
         return Quant(given)
     if isinstance(given, Quant):
         return given
-    raise TypeError(f"quant: a polyattn.Quant, one of {', '.join(METHODS)}, or None is needed, got {type(given).__name__}")
+    raise TypeError(
+        f"quant: a polyattn.Quant, one of {', '.join(METHODS)}, or None is needed, got {type(given).__name__}"
+    )
 
 
 def layer_index(prefix: str) -> int | None:

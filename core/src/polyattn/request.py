@@ -35,10 +35,12 @@ def request_of(
 ) -> Request:
     """The request of a call whose tensors have been checked by `check_tensors` and `check_out`."""
     kind, facts = settle(structure, q.shape, k.shape, arguments)
-    tensors = [_facts(t.squeeze(0) if kind == "packed" and t.dim() == 4 else t) for t in (q, k, v)]
+    squeeze = kind == "packed" and q.dim() == 4
     wants_grad = q.requires_grad or k.requires_grad or v.requires_grad or facts.mask_grad
     return Request(
-        *tensors,
+        _facts(q.squeeze(0) if squeeze else q),
+        _facts(k.squeeze(0) if squeeze else k),
+        _facts(v.squeeze(0) if squeeze else v),
         device=str(q.device),
         structure_kind=kind,
         structure_facts=facts,
@@ -80,7 +82,9 @@ def settle(
     return kind, facts
 
 
-def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, structure: Structure | None, autocast: bool) -> None:
+def check_tensors(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, structure: Structure | None, autocast: bool
+) -> None:
     """Raise TypeError or ValueError, naming what was given and what is accepted, unless the tensors fit together."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
@@ -112,7 +116,9 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, structure: 
         raise ValueError(f"q, k, v: one batch size is needed, got {given}")
 
 
-def check_out(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype, grad: bool) -> None:
+def check_out(
+    out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype, grad: bool
+) -> None:
     """Raise unless `out` can take the result."""
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out: a tensor is needed, got {type(out).__name__}")

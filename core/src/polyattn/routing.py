@@ -111,7 +111,9 @@ def candidates_for(
         if binds(given, platform.name, names):
             choice = given
             break
-        notes.append(f"the {given.source} choice {given.text!r} does not bind on {platform.name}, which has no such backend")
+        notes.append(
+            f"the {given.source} choice {given.text!r} does not bind on {platform.name}, which has no such backend"
+        )
     named, automatic = chosen_first(choice, platform.name, _ordered(platform, request, machine, backends))
     return Candidates(named, automatic, tuple(notes))
 

@@ -57,7 +57,9 @@ class use_backend:
 
     def __init__(self, choice: str) -> None:
         if not isinstance(choice, str):
-            raise TypeError(f"use_backend: a list of backend names in one string is needed, got {type(choice).__name__}")
+            raise TypeError(
+                f"use_backend: a list of backend names in one string is needed, got {type(choice).__name__}"
+            )
         self.choice = choice
         self._before: str | None = None
         self._token: Token[str | None] | None = None
@@ -69,7 +71,9 @@ class use_backend:
             self._token = choice_here.set(self.choice)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _traced.choice = self._before
         if not torch.compiler.is_compiling() and self._token is not None:
             choice_here.reset(self._token)
@@ -86,7 +90,12 @@ class step:
     """
 
     def __init__(self, index: int, total: int) -> None:
-        if isinstance(index, bool) or not isinstance(index, int) or not isinstance(total, int) or not 0 <= index < total:
+        if (
+            isinstance(index, bool)
+            or not isinstance(index, int)
+            or not isinstance(total, int)
+            or not 0 <= index < total
+        ):
             raise ValueError(f"step: 0 <= index < total is needed, got {index!r} of {total!r}")
         self.index, self.total = index, total
         self._before: int | None = None
@@ -99,7 +108,9 @@ class step:
             self._token = step_here.set(self.index)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _traced.step = self._before
         if not torch.compiler.is_compiling() and self._token is not None:
             step_here.reset(self._token)
@@ -161,6 +172,8 @@ class record_routes:
         self._token = logs_here.set((*logs_here.get(), self.log))
         return self.log
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._token is not None
         logs_here.reset(self._token)

@@ -23,7 +23,14 @@ from polyattn.structures.base import Structure
 
 _KINDS: dict[str, type[Structure]] = {
     cls.kind: cls
-    for cls in (structures.Dense, structures.KeyPadding, structures.Mask, structures.Packed, structures.Spans, structures.Paged)
+    for cls in (
+        structures.Dense,
+        structures.KeyPadding,
+        structures.Mask,
+        structures.Packed,
+        structures.Spans,
+        structures.Paged,
+    )
 }
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? s0, Tensor? s1, Tensor? s2, SymInt i0, SymInt i1, str kind, str detail, "
@@ -59,7 +66,9 @@ def attend_traced(
         if value is not None:
             raise UnsupportedRequest(f"{name}= is not supported inside a compiled graph; make this call outside of it")
     if options:
-        raise UnsupportedRequest("options= are not supported inside a compiled graph; set them through pa.configure outside")
+        raise UnsupportedRequest(
+            "options= are not supported inside a compiled graph; set them through pa.configure outside"
+        )
     arguments = checked(causal, window, softcap, deterministic, ())
     check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, None)
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
@@ -80,8 +89,8 @@ def attend_traced(
     window_ = arguments.window
     left, right = (-1, -1) if window_ is None else (-1 if side is None else side for side in window_)
     result, lse = torch.ops.polyattn.attention(
-        q, k, v, s0, s1, s2, i0, i1, kind, detail, causal, checked_scale(scale, q.shape[-1]), left, right, float(softcap),
-        return_lse, backend, current_choice(), configured, None if asked is None else asked.method,
+        q, k, v, s0, s1, s2, i0, i1, kind, detail, causal, checked_scale(scale, q.shape[-1]), left, right,
+        float(softcap), return_lse, backend, current_choice(), configured, None if asked is None else asked.method,
         asked is None or asked.rotate, deterministic,
     )  # fmt: skip
     if out is not None:

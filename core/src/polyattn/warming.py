@@ -40,12 +40,16 @@ def _requests(source: Any) -> Iterable[Request]:
     if isinstance(source, torch.nn.Module):
         layers = [module for module in source.modules() if isinstance(module, Attention)]
         if layers and all(layer.last_route is None for layer in layers):
-            raise ValueError("warmup: no attention layer of this model has run yet; run one forward first, or give requests")
+            raise ValueError(
+                "warmup: no attention layer of this model has run yet; run one forward first, or give requests"
+            )
         return [layer.last_route.request for layer in layers if layer.last_route is not None]
     items = list(source)
     for item in items:
         if not isinstance(item, Request):
-            raise TypeError(f"warmup: a module or polyattn.vendor.Request objects are needed, got {type(item).__name__}")
+            raise TypeError(
+                f"warmup: a module or polyattn.vendor.Request objects are needed, got {type(item).__name__}"
+            )
     return items
 
 
@@ -67,7 +71,9 @@ def _call(request: Request) -> None:
 
 
 def _tensor(facts: TensorFacts, device: str) -> torch.Tensor:
-    return torch.zeros(facts.shape, dtype=getattr(torch, facts.dtype), device=device).as_strided(facts.shape, _row_major(facts))
+    return torch.zeros(facts.shape, dtype=getattr(torch, facts.dtype), device=device).as_strided(
+        facts.shape, _row_major(facts)
+    )
 
 
 def _row_major(facts: TensorFacts) -> tuple[int, ...]:

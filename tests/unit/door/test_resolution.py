@@ -91,7 +91,9 @@ def test_packed_with_spans_needs_both_kinds() -> None:
 
 
 def test_a_slot_with_key_padding_takes_a_common_prefix_too() -> None:
-    padded = Backend("padded", (Slot("x:y", Features(kinds=frozenset({"key_padding"}), dtypes=frozenset({"bfloat16"}))),))
+    padded = Backend(
+        "padded", (Slot("x:y", Features(kinds=frozenset({"key_padding"}), dtypes=frozenset({"bfloat16"}))),)
+    )
     prefix = request(structure_kind="prefix_kv", structure_facts=StructureFacts(common_prefix=5))
     assert isinstance(decide(prefix, padded), Accepted)
     assert isinstance(decide(prefix, DENSE_ONLY), Rejected)
@@ -112,7 +114,9 @@ def test_a_missing_package_is_told_apart_and_carries_the_hint() -> None:
     assert "toy-kernels is not installed: pip install toy-kernels" in decision.reasons[0]
 
 
-@pytest.mark.parametrize(("have", "takes"), [("1.9.9", False), ("2.0", True), ("2.0.1", True), ("10.0", True), ("2.1.0+cu13", True)])
+@pytest.mark.parametrize(
+    ("have", "takes"), [("1.9.9", False), ("2.0", True), ("2.0.1", True), ("10.0", True), ("2.1.0+cu13", True)]
+)
 def test_versions_are_compared_as_numbers(have: str, takes: bool) -> None:
     machine = replace(MACHINE, versions={"toy-kernels": have})
     assert isinstance(decide(request(), ABSENT, machine), Accepted) is takes

@@ -58,10 +58,19 @@ def _in_blocks(
     shift = keys - queries
     pieces: list[Result] = []
     if first > 0:
-        pieces.append(empty_attention(q[:, :first], k, v, need_lse))
+        pieces.append(empty_attention(q.narrow(1, 0, first), k, v, need_lse))
     if left is None and right == 0 and stop - first == keys:  # more queries than keys: those that see any are a square
         pieces.append(
-            attend(q[:, first:stop], k, v, mask=None, causal=True, scale=scale, softcap=softcap, need_lse=need_lse)
+            attend(
+                q.narrow(1, first, keys),
+                k,
+                v,
+                mask=None,
+                causal=True,
+                scale=scale,
+                softcap=softcap,
+                need_lse=need_lse,
+            )
         )
     else:
         masks: dict[tuple[int, int, int, int], torch.Tensor | None] = {}
@@ -77,12 +86,12 @@ def _in_blocks(
                 masks[shape] = _band(*shape, q.device)
             pieces.append(
                 attend(
-                    q[:, start:end], k[:, low:high], v[:, low:high],
+                    q.narrow(1, start, end - start), k.narrow(1, low, high - low), v.narrow(1, low, high - low),
                     mask=masks[shape], causal=False, scale=scale, softcap=softcap, need_lse=need_lse,
                 )
             )  # fmt: skip
     if stop < queries:
-        pieces.append(empty_attention(q[:, stop:], k, v, need_lse))
+        pieces.append(empty_attention(q.narrow(1, stop, queries - stop), k, v, need_lse))
     return joined(pieces)
 
 

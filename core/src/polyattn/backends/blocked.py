@@ -45,7 +45,7 @@ def attend(
         visible, seen = _mask_rows(mask, start, stop), k.shape[1]
         if causal:
             visible, seen = _triangle(start, stop, q.device), stop
-        given = (q[:, start:stop], keys[:, :, :seen], values[:, :, :seen], visible)
+        given = (q.narrow(1, start, stop - start), keys.narrow(2, 0, seen), values.narrow(2, 0, seen), visible)
         if recompute:
             out, lse = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -86,7 +86,7 @@ def _block(
 
 
 def _mask_rows(mask: torch.Tensor | None, start: int, stop: int) -> torch.Tensor | None:
-    return mask if mask is None or mask.shape[2] == 1 else mask[:, :, start:stop]
+    return mask if mask is None or mask.shape[2] == 1 else mask.narrow(2, start, stop - start)
 
 
 def _triangle(start: int, stop: int, device: torch.device) -> torch.Tensor:

@@ -70,7 +70,7 @@ def cpu(
         lse = None
         out = scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
     out = out.transpose(1, 2)
-    return out if value_width >= width else out[..., :value_width], lse
+    return out if value_width >= width else out.narrow(-1, 0, value_width), lse
 
 
 def _signed(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:

@@ -80,8 +80,9 @@ def paged(
     if host_knows(meta):
         return pages(partial(documents, dense), q, k, v, out, meta=meta, causal=causal, window=window, **call)
     pool = (k.shape[1], k.shape[0])
-    table = meta.block_table.to(torch.int64).clamp(0, k.shape[0] - 1)
-    keys, values = k[table].flatten(1, 2), v[table].flatten(1, 2)
+    table = meta.block_table.to(torch.int64).clamp(0, k.shape[0] - 1).flatten()
+    size = (meta.block_table.shape[0], -1)
+    keys, values = (pages.index_select(0, table).flatten(0, 1).unflatten(0, size) for pages in (k, v))
     if q.dim() == 4:
         visibility = of_paged_rows(meta, q.shape[1], *pool, causal, window)
         return by_visibility(attend, q, keys, values, out, visibility=visibility, **call)
@@ -99,5 +100,7 @@ def _as_one_sample(
     attend: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, **call: Any
 ) -> Result:
     """`by_visibility` of packed tensors [T,H,D]."""
-    result, lse = by_visibility(attend, q[None], k[None], v[None], None if out is None else out[None], **call)
-    return result[0] if out is None else out, None if lse is None else lse[0]
+    result, lse = by_visibility(
+        attend, q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), None if out is None else out.unsqueeze(0), **call
+    )
+    return result.squeeze(0) if out is None else out, None if lse is None else lse.squeeze(0)

@@ -71,23 +71,29 @@ def by_visibility(
     options: tuple[object, ...],
 ) -> Result:
     """Attention of q [B,Sq,H,D] that sees what `visibility` says; the mask exists for one block of rows at a time."""
-    blind = visibility.blind_rows[..., None, None]
-    hidden = ~visibility.seen_keys[..., None, None]
-    q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+    blind = visibility.blind_rows
+    hidden = ~over_heads(visibility.seen_keys)
+    q, k, v = q.masked_fill(over_heads(blind), 0.0), k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
     rows = max(1, _ENTRIES // max(1, visibility.first.shape[0] * visibility.keys))
     one = rows >= visibility.first.shape[1]
+    blocks = [(0, q.shape[1])] if one else _blocks(q.shape[1], rows)
     pieces = [
         attend(
-            q[:, start : start + rows], k, v, mask=visibility.pairs if one else visibility.rows(start, start + rows),
+            q.narrow(1, start, stop - start), k, v, mask=visibility.pairs if one else visibility.rows(start, stop),
             causal=False, scale=scale, softcap=softcap, need_lse=need_lse,
         )
-        for start in range(0, q.shape[1], q.shape[1] if one else rows)
+        for start, stop in blocks
     ]  # fmt: skip
     result, lse = joined(pieces)
     if visibility.asked is not None:
-        result = result.masked_fill(blind, 0.0)
-        lse = None if lse is None else lse.masked_fill(blind[..., 0, 0][:, None], float("-inf"))
+        result = result.masked_fill(over_heads(blind), 0.0)
+        lse = None if lse is None else lse.masked_fill(blind.unsqueeze(1), float("-inf"))
     return written(out, result), lse
+
+
+def over_heads(rows: torch.Tensor) -> torch.Tensor:
+    """[B,S] as [B,S,1,1], for tensors [B,S,H,D]."""
+    return rows.unsqueeze(-1).unsqueeze(-1)
 
 
 def with_positions(meta: MaskMeta, queries: int, keys: int, causal: bool, window: Window) -> MaskMeta:
@@ -106,11 +112,15 @@ def with_positions(meta: MaskMeta, queries: int, keys: int, causal: bool, window
     return derived(meta, ("positions", queries, keys, causal, window), build)
 
 
+def _blocks(queries: int, rows: int) -> list[tuple[int, int]]:
+    return [(start, min(start + rows, queries)) for start in range(0, queries, rows)]
+
+
 def _blank(meta: MaskMeta, group: int) -> Blank:
     """Rows and keys that nothing reaches. A mask on a device is reduced only as far as its structure did."""
     tensor = meta.tensor.detach()
     if not on_host(tensor):
-        keys = None if meta.visible_keys is None else ~meta.visible_keys[..., None, None]
+        keys = None if meta.visible_keys is None else ~over_heads(meta.visible_keys)
         return Blank(None, keys)
 
     def build() -> Blank:
@@ -124,7 +134,7 @@ def _blank(meta: MaskMeta, group: int) -> Blank:
 
 
 def _unless_none(hidden: torch.Tensor) -> torch.Tensor | None:
-    return hidden[..., None] if bool(hidden.any()) else None
+    return hidden.unsqueeze(-1) if bool(hidden.any()) else None
 
 
 def _bias(meta: MaskMeta, dtype: torch.dtype) -> torch.Tensor:

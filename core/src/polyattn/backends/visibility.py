@@ -38,11 +38,11 @@ class Visibility:
     def rows(self, start: int, stop: int) -> torch.Tensor:
         """Bool [B|1,1,stop-start|1,Sk]: what query rows [start, stop) would see if all were asked."""
         key = torch.arange(self.keys, device=self.first.device)
-        first, last = (t if t.shape[1] == 1 else t[:, start:stop] for t in (self.first, self.last))
-        seen = (key >= first[..., None]) & (key < last[..., None])
+        first, last = (t if t.shape[1] == 1 else t.narrow(1, start, stop - start) for t in (self.first, self.last))
+        seen = (key >= first.unsqueeze(-1)) & (key < last.unsqueeze(-1))
         if self.keep is not None:
-            seen = seen & self.keep[:, None]
-        return seen[:, None]
+            seen = seen & self.keep.unsqueeze(1)
+        return seen.unsqueeze(1)
 
     @cached_property
     def pairs(self) -> torch.Tensor:
@@ -52,7 +52,7 @@ class Visibility:
     @cached_property
     def mask(self) -> torch.Tensor:
         """Bool [B|1,1,Sq|1,Sk]: what every row sees."""
-        return self.pairs if self.asked is None else self.pairs & self.asked[:, None, :, None]
+        return self.pairs if self.asked is None else self.pairs & self.asked.unsqueeze(1).unsqueeze(-1)
 
     @cached_property
     def seen_keys(self) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Visibility:
         steps = torch.zeros(self.first.shape[0], self.keys + 1, dtype=torch.int32, device=self.first.device)
         ones = torch.ones_like(self.first, dtype=torch.int32)
         steps = steps.scatter_add(1, self.first, ones).scatter_add(1, self.last, -ones)
-        seen = steps.cumsum(dim=1)[:, : self.keys] > 0
+        seen = steps.cumsum(dim=1).narrow(1, 0, self.keys) > 0
         return seen if self.keep is None else seen & self.keep
 
     @cached_property
@@ -74,7 +74,7 @@ class Visibility:
 def of_positions(queries: int, keys: int, causal: bool, window: Window, device: torch.device) -> Visibility:
     """Causal and a window, bottom-right aligned."""
     rows = queries if causal or window is not None else 1  # without either, all rows are alike
-    position = torch.arange(rows, device=device)[None] + (keys - queries)
+    position = torch.arange(rows, device=device).unsqueeze(0) + (keys - queries)
     first, last = _interval(position, keys, causal, window)
     return Visibility(first, last, None, None, keys)
 
@@ -95,10 +95,11 @@ def of_packed(meta: PackedMeta, queries: int, keys: int, causal: bool, window: W
     """Documents side by side in T rows; rows past the last boundary see nothing."""
     row = torch.arange(queries, device=meta.cu_q.device)
     if meta.cu_q.shape[0] == 1:  # not one document
-        return Visibility(torch.zeros_like(row)[None], torch.zeros_like(row)[None], None, None, keys)
+        nothing = torch.zeros_like(row).unsqueeze(0)
+        return Visibility(nothing, nothing, None, None, keys)
     document, inside = _document_of(row, meta.cu_q)
     start_q, end_q, start_k, end_k = (
-        cu.to(torch.int64)[document + step] for cu in (meta.cu_q, meta.cu_k) for step in (0, 1)
+        cu.to(torch.int64).index_select(0, document + step) for cu in (meta.cu_q, meta.cu_k) for step in (0, 1)
     )
     position = row - start_q + (end_k - start_k) - (end_q - start_q)
     first, last = _interval(position, end_k - start_k, causal, window)
@@ -106,7 +107,7 @@ def of_packed(meta: PackedMeta, queries: int, keys: int, causal: bool, window: W
         first, last = torch.zeros_like(first), _span_ends(meta, queries)
     first = (first + start_k).clamp(max=keys)
     last = torch.maximum((last + start_k).clamp(max=keys).where(inside, first), first)
-    return Visibility(first[None], last[None], None, None, keys)
+    return Visibility(first.unsqueeze(0), last.unsqueeze(0), None, None, keys)
 
 
 def of_paged_rows(
@@ -114,9 +115,10 @@ def of_paged_rows(
 ) -> Visibility:
     """Queries [B,Sq] over each row's own gathered pages [B, max_pages * page_size]."""
     keep = _page_keys(meta, page_size, pages)
-    row = torch.arange(queries, device=keep.device)[None]
-    lengths = meta.kv_lengths.to(torch.int64)[:, None]
-    asked = torch.full_like(lengths, queries) if meta.q_lengths is None else meta.q_lengths.to(torch.int64)[:, None]
+    row = torch.arange(queries, device=keep.device).unsqueeze(0)
+    lengths = meta.kv_lengths.to(torch.int64).unsqueeze(1)
+    given = meta.q_lengths
+    asked = torch.full_like(lengths, queries) if given is None else given.to(torch.int64).unsqueeze(1)
     first, last = _interval(row + lengths - asked, lengths, causal, window)
     first = first.clamp(max=keep.shape[1])
     last = torch.maximum(last.clamp(max=keep.shape[1]).where(row < asked, first), first)
@@ -132,11 +134,11 @@ def of_paged_tokens(
     token = torch.arange(tokens, device=keep.device)
     row, inside = _document_of(token, meta.cu_q)
     ends = meta.cu_q.to(torch.int64)
-    lengths = meta.kv_lengths.to(torch.int64)[row]
-    first, last = _interval(token - ends[row + 1] + lengths, lengths, causal, window)
+    lengths = meta.kv_lengths.to(torch.int64).index_select(0, row)
+    first, last = _interval(token - ends.index_select(0, row + 1) + lengths, lengths, causal, window)
     first = first.clamp(max=width) + row * width
     last = torch.maximum((last.clamp(max=width) + row * width).where(inside, first), first)
-    return Visibility(first[None], last[None], keep.reshape(1, -1), None, keep.numel())
+    return Visibility(first.unsqueeze(0), last.unsqueeze(0), keep.reshape(1, -1), None, keep.numel())
 
 
 def _interval(
@@ -155,16 +157,16 @@ def _interval(
 
 def _document_of(row: torch.Tensor, cu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The document of each row, and whether it is in one; rows past the last boundary say the last document."""
-    ends = cu[1:].to(torch.int64).contiguous()
+    ends = cu.narrow(0, 1, cu.shape[0] - 1).to(torch.int64)
     document = torch.searchsorted(ends, row, right=True)
-    return document.clamp(max=ends.shape[0] - 1), row < ends[-1]
+    return document.clamp(max=ends.shape[0] - 1), row < ends.narrow(0, ends.shape[0] - 1, 1)
 
 
 def _page_keys(meta: PagedMeta, page_size: int, pages: int) -> torch.Tensor:
     """Bool [B, max_pages * page_size]: slots within a row's length, on pages that exist."""
     table = meta.block_table
     exists = ((table >= 0) & (table < pages)).repeat_interleave(page_size, dim=1)
-    return exists & (torch.arange(exists.shape[1], device=table.device) < meta.kv_lengths[:, None])
+    return exists & (torch.arange(exists.shape[1], device=table.device) < meta.kv_lengths.unsqueeze(1))
 
 
 def _span_ends(meta: PackedMeta, queries: int) -> torch.Tensor:

@@ -71,9 +71,9 @@ def problems(facts: dict[str, Any]) -> list[str]:
 def _facts() -> dict[str, Any]:
     torch = torch_facts()  # first: where it fails, the first import tells the cause and later ones may not
     reports, detection_error = _attempt(platforms)
-    used, _ = _attempt(in_use)
-    third_party, _ = _attempt(backend_reports)
     devices = {report.name: report.devices or 1 for report in reports or ()}
+    used = [platform_facts(platform, devices.get(platform.name, 1)) for platform in _attempt(in_use)[0] or ()]
+    third_party, _ = _attempt(backend_reports)  # after the platforms' own, which load them
     return {
         "software": software(),
         "torch": torch,
@@ -82,7 +82,7 @@ def _facts() -> dict[str, Any]:
         "current_platform": _current(),
         "platforms": [report.as_dict() for report in reports or ()],
         "detection_error": detection_error,
-        "in_use": [platform_facts(platform, devices.get(platform.name, 1)) for platform in used or ()],
+        "in_use": used,
         "third_party_backends": [report.as_dict() for report in third_party or ()],
         "vendor_variables": _vendor_variables(),
     }

@@ -64,9 +64,10 @@ def device_here(device: str | None) -> tuple[Platform, Machine, str]:
     platform = current_platform.platform if device is None else _owner(device)
     device = platform.device_type if device is None else device
     try:
-        return platform, platform.machine(device), device
+        machine = platform.machine(device)
     except BROKEN as error:
         raise UsageError(f"the facts of device {device!r} cannot be read: {cause(error)}") from error
+    return platform, machine, device
 
 
 def _owner(device: str) -> Platform:

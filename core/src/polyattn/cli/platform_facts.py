@@ -15,23 +15,20 @@ from polyattn.vendor import Backend, Machine, Platform, Request, Slot, TensorFac
 def platform_facts(platform: Platform, devices: int) -> dict[str, Any]:
     """The platform's facts, JSON-ready; what cannot be read is there as an error."""
     machines, errors = _machines(platform, devices)
-    facts: dict[str, Any] = {
+    facts = {
         "platform": platform.name,
         "device_type": platform.device_type,
         "devices": [machine.as_dict() for machine in machines],
         "device_errors": errors,
-        "backends": [],
-        "capabilities": {"platform": platform.name, "backends": {}},
-        "error": "",
     }
     try:
         backends = backends_of(platform)
+        first = machines[0] if machines else None
+        asked = [backend_facts(backend, platform.name, first) for backend in backends]
+        return {**facts, "backends": asked, "capabilities": matrix(platform.name, backends), "error": ""}
     except BROKEN as error:
-        return {**facts, "error": cause(error)}
-    first = machines[0] if machines else None
-    facts["backends"] = [backend_facts(backend, platform.name, first) for backend in backends]
-    facts["capabilities"] = matrix(platform.name, backends)
-    return facts
+        nothing = {"platform": platform.name, "backends": {}}
+        return {**facts, "backends": [], "capabilities": nothing, "error": cause(error)}
 
 
 def backend_facts(backend: Backend, platform: str, machine: Machine | None) -> dict[str, Any]:
@@ -78,11 +75,15 @@ def _plain_request(slot: Slot, machine: Machine) -> Request | None:
 
 
 def _machines(platform: Platform, devices: int) -> tuple[list[Machine], list[str]]:
-    machines, errors = [], []
+    machines: list[Machine] = []
+    errors: list[str] = []
     for index in range(devices):
         device = f"{platform.device_type}:{index}"
         try:
-            machines.append(platform.machine(device))
+            machine = platform.machine(device)
+            if not isinstance(machine, Machine):
+                raise TypeError(f"Platform.machine returned {type(machine).__name__}, not a polyattn.vendor.Machine")
+            machines.append(machine)
         except BROKEN as error:
             errors.append(f"{device}: {cause(error)}")
     return machines, errors

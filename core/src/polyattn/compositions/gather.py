@@ -65,7 +65,7 @@ def pages(
     index = derived(meta, ("rows", k.shape[1]), lambda: _rows_read(meta, k.shape[1]))
     padded = len(layout) == 2 and lengths != (layout[1],) * layout[0]
     if padded:
-        tokens = torch.cat([q[row, :length] for row, length in enumerate(lengths)])
+        tokens = torch.cat([q.select(0, row).narrow(0, 0, length) for row, length in enumerate(lengths)])
     else:
         tokens = q.flatten(0, 1) if len(layout) == 2 else q
     keys, values = _rows_of(k, index), _rows_of(v, index)
@@ -112,7 +112,7 @@ def _rows_of(pool: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     page_size = pool.shape[1]
     if pool.stride(0) == page_size * pool.stride(1):
         return pool.flatten(0, 1).index_select(0, index)
-    return pool[index // page_size, index % page_size]
+    return torch.ops.aten.index(pool, [index // page_size, index % page_size])
 
 
 def _padded(tokens: torch.Tensor, axis: int, lengths: tuple[int, ...], width: int, fill: float) -> torch.Tensor:

@@ -90,7 +90,7 @@ def documents(
         if lse is not None:
             lses.append(lse.transpose(0, 1).flatten(1))
     if done < q.shape[0]:  # rows past the last boundary
-        piece, lse = empty_attention(q[done:], k, v, need_lse)
+        piece, lse = empty_attention(q.narrow(0, done, q.shape[0] - done), k, v, need_lse)
         outs.append(piece)
         if lse is not None:
             lses.append(lse)
@@ -100,7 +100,7 @@ def documents(
 
 def _stacked(tensor: torch.Tensor, start: int, documents: int, rows: int) -> torch.Tensor:
     """Neighbouring documents of [T,H,D] as [documents,rows,H,D], a view."""
-    return tensor[start : start + documents * rows].view(documents, rows, *tensor.shape[1:])
+    return tensor.narrow(0, start, documents * rows).view(documents, rows, *tensor.shape[1:])
 
 
 def runs_of(meta: PackedMeta) -> tuple[Run, ...]:

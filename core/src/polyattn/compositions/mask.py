@@ -10,7 +10,7 @@ import torch
 
 from polyattn.backends.calls import Result, SlotCall, written
 from polyattn.backends.derived import derived
-from polyattn.backends.masked import with_positions
+from polyattn.backends.masked import over_heads, with_positions
 from polyattn.backends.visibility import Visibility, Window, of_key_padding, of_packed, of_positions, of_spans
 from polyattn.compositions.facts import batched, inner
 from polyattn.door.backend import Features
@@ -63,7 +63,7 @@ def under_mask(
     """A slot of any of these kinds over one for "mask" or "bias"; the mask is made once for all layers."""
     packed = isinstance(meta, PackedMeta)
     if packed:
-        q, k, v = q[None], k[None], v[None]
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     if isinstance(meta, MaskMeta):
         mask = with_positions(meta, q.shape[1], k.shape[1], causal, window)
     else:
@@ -74,7 +74,7 @@ def under_mask(
         options=options,
     )  # fmt: skip
     if packed:
-        result, lse = result[0], None if lse is None else lse[0]
+        result, lse = result.squeeze(0), None if lse is None else lse.squeeze(0)
     return written(out, result), lse
 
 
@@ -84,7 +84,7 @@ def _masks(meta: Any, q: torch.Tensor, k: torch.Tensor, causal: bool, window: Wi
 
     def build() -> tuple[torch.Tensor, MaskMeta]:
         seen = visibility_of(meta, queries, keys, causal, window, q.device)
-        return seen.blind_rows[..., None, None], mask_meta(seen.mask, reduce_pairs=True)
+        return over_heads(seen.blind_rows), mask_meta(seen.mask, reduce_pairs=True)
 
     if meta is None:
         return build()

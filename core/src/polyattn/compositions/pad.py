@@ -55,7 +55,7 @@ def padded(
     """Any slot over one of its kind with head dims `width` and `value_width`; `call` passes through as it came."""
     kept = v.shape[-1]
     result, lse = inner(_widened(q, width), _widened(k, width), _widened(v, value_width), None, **call)
-    return written(out, result[..., :kept]), lse
+    return written(out, result.narrow(-1, 0, kept)), lse
 
 
 def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:

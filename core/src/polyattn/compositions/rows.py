@@ -73,7 +73,7 @@ def padded_rows(
     row = 0
     for kept, group in groupby(meta.ranges):
         count = len(tuple(group))
-        batch = (q[row : row + count], k[row : row + count], v[row : row + count])
+        batch = (q.narrow(0, row, count), k.narrow(0, row, count), v.narrow(0, row, count))
         row += count
         if not kept:
             piece, lse = empty_attention(*batch, need_lse)
@@ -106,7 +106,7 @@ def shifted(causal: bool, window: Window, missing: int) -> tuple[bool, Window]:
 
 def _kept(tensor: torch.Tensor, kept: Ranges) -> torch.Tensor:
     """The kept positions of [n,S,H,D]: a view where they are one run."""
-    pieces = [tensor[:, start:end] for start, end in kept]
+    pieces = [tensor.narrow(1, start, end - start) for start, end in kept]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
 

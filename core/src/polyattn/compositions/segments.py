@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from polyattn.backends.band import joined
 from polyattn.backends.calls import Result, SlotCall, written
+from polyattn.backends.derived import derived
 from polyattn.backends.empty import empty_attention
 from polyattn.compositions.facts import inner
 from polyattn.door.backend import Features
@@ -43,21 +45,22 @@ def spans(
     options: tuple[object, ...],
 ) -> Result:
     """A spans slot over a dense one; samples with the same spans run as one batch. Causal or not, spans are."""
-    queries, keys = q.shape[1], k.shape[1]
-    groups = meta.groups()
+    plan = derived(meta, "batches", lambda: _batches(meta))
     results = [
         piecewise(
-            inner, *(_samples(tensor, group) for tensor in (q, k, v)), segments=meta.segments(group[0], queries, keys),
+            inner, *(_samples(tensor, rows, index) for tensor in (q, k, v)),
+            segments=meta.segments(rows[0], q.shape[1], k.shape[1]),
             scale=scale, softcap=softcap, need_lse=need_lse, options=options,
         )
-        for group in groups
+        for rows, index in plan.batches
     ]  # fmt: skip
     if len(results) == 1:
         return written(out, results[0][0]), results[0][1]
-    order = torch.tensor([row for group in groups for row in group]).argsort().to(q.device)
-    result = torch.cat([piece for piece, _ in results]).index_select(0, order)
-    lses = [lse for _, lse in results if lse is not None]
-    return written(out, result), torch.cat(lses).index_select(0, order) if lses else None
+    result = torch.cat([piece for piece, _ in results])
+    lse = torch.cat([lse for _, lse in results if lse is not None]) if need_lse else None
+    if plan.order is not None:
+        result, lse = result.index_select(0, plan.order), None if lse is None else lse.index_select(0, plan.order)
+    return written(out, result), lse
 
 
 def piecewise(
@@ -76,19 +79,34 @@ def piecewise(
     return joined(
         [
             inner(
-                q[:, start:end], k[:, :seen], v[:, :seen], None, meta=None, causal=causal, scale=scale, window=None,
-                softcap=softcap, need_lse=need_lse, options=options,
+                q.narrow(1, start, end - start), k.narrow(1, 0, seen), v.narrow(1, 0, seen), None,
+                meta=None, causal=causal, scale=scale, window=None, softcap=softcap, need_lse=need_lse, options=options,
             )
             if seen > 0
-            else empty_attention(q[:, start:end], k, v, need_lse)
+            else empty_attention(q.narrow(1, start, end - start), k, v, need_lse)
             for start, end, seen, causal in segments
         ]
     )  # fmt: skip
 
 
-def _samples(tensor: torch.Tensor, rows: tuple[int, ...]) -> torch.Tensor:
-    """The given samples: a view where they are evenly spaced, else a copy."""
-    step = rows[1] - rows[0] if len(rows) > 1 else 1
-    if rows == tuple(range(rows[0], rows[-1] + 1, step)):
-        return tensor[rows[0] : rows[-1] + 1 : step]
-    return tensor[list(rows)]
+class _Plan(NamedTuple):
+    """Samples that run together, with their index where they are not neighbours; what puts the results in order."""
+
+    batches: tuple[tuple[tuple[int, ...], torch.Tensor | None], ...]
+    order: torch.Tensor | None
+
+
+def _batches(meta: SpansMeta) -> _Plan:
+    groups = meta.groups()
+    order = [row for group in groups for row in group]
+    scattered = [group != tuple(range(group[0], group[-1] + 1)) for group in groups]
+    indices = [
+        torch.tensor(group).to(meta.device) if far else None for group, far in zip(groups, scattered, strict=True)
+    ]
+    restored = torch.tensor(order).argsort().to(meta.device) if any(scattered) else None
+    return _Plan(tuple(zip(groups, indices, strict=True)), restored)
+
+
+def _samples(tensor: torch.Tensor, rows: tuple[int, ...], index: torch.Tensor | None) -> torch.Tensor:
+    """The given samples: a view where they are neighbours."""
+    return tensor.narrow(0, rows[0], len(rows)) if index is None else tensor.index_select(0, index)

@@ -30,7 +30,9 @@ def attend_glued(
         _refuse_gate(gate, arguments)
     if parallel is not None:
         if not isinstance(parallel, SequenceParallel):
-            raise TypeError(f"parallel: a polyattn.distributed.SequenceParallel is needed, got {type(parallel).__name__}")
+            raise TypeError(
+                f"parallel: a polyattn.distributed.SequenceParallel is needed, got {type(parallel).__name__}"
+            )
         if parallel.world_size > 1:
             raise UnsupportedRequest(
                 f"parallel: this version attends on one rank; {parallel.world_size} ranks were asked for "

@@ -77,7 +77,11 @@ def _check_rows(name: str, given: Any, parts: int) -> None:
         if given < 0:
             raise ValueError(f"replicated.{name}: a row count cannot be negative, got {given}")
         return
-    if not isinstance(given, (tuple, list)) or len(given) != parts or not all(isinstance(t, torch.Tensor) for t in given):
+    if (
+        not isinstance(given, (tuple, list))
+        or len(given) != parts
+        or not all(isinstance(t, torch.Tensor) for t in given)
+    ):
         wanted = "(q, k, v)" if parts == 3 else "(k, v)"
         raise TypeError(f"replicated.{name}: a row count or tensors {wanted} are needed, got {_what(given)}")
 

@@ -148,6 +148,8 @@ class Request:
         words = [f"q{q} k{k} v{v} {self.dtype} on {self.device}", self.structure_kind]
         if self.structure_facts.documents is not None:
             words.append(f"{self.structure_facts.documents} documents")
-        words += [name for name in ("causal", "lse", "out", "grad", "deterministic", "capturing") if getattr(self, name)]
+        words += [
+            name for name in ("causal", "lse", "out", "grad", "deterministic", "capturing") if getattr(self, name)
+        ]
         words += [f"{name}={value}" for name in ("window", "softcap", "quant") if (value := getattr(self, name))]
         return ", ".join(words)

@@ -133,7 +133,7 @@ def _within(value: int, allowed: Collection[int] | None) -> bool:
 def _listed(values: Collection[object] | None) -> str:
     if isinstance(values, range) and len(values) > 4:
         return f"({values[0]} to {values[-1]} in steps of {values.step})"
-    ordered = sorted(values, key=lambda value: (str(type(value)), value)) if values else ()  # type: ignore[type-var]
+    ordered = sorted(values, key=lambda value: (str(type(value)), value)) if values else ()
     return "(" + ", ".join(str(value) for value in ordered) + ")" if ordered else "(none)"
 
 
