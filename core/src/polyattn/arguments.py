@@ -36,7 +36,7 @@ def checked(causal: Any, window: Any, softcap: Any, deterministic: Any, options:
 def checked_scale(scale: Any, head_dim: int) -> float:
     """The factor on q.k: `head_dim ** -0.5` unless given; 0.0 means 0.0."""
     if scale is None:
-        return 1.0 / math.sqrt(head_dim)
+        return math.pow(head_dim, -0.5)
     value = _real("scale", scale)
     if not math.isfinite(value):
         raise ValueError(f"scale: a finite number is needed, got {scale!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyattn.door.backend import Backend
@@ -22,6 +22,9 @@ class Choice:
     removed: frozenset[str]
     auto: bool
 
+
+#: Platform name -> its backends' names, asked for when a name is not found at hand.
+Known = Callable[[], Mapping[str, tuple[str, ...]]]
 
 AUTOMATIC = Choice("auto", "automatic", (), frozenset(), True)
 
@@ -49,22 +52,24 @@ def parse_choice(text: object, source: str) -> Choice:
     return Choice(text, source, tuple(name for name in names if name != "auto"), removed, auto)
 
 
-def check_names(choice: Choice, platform: str, known: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise ValueError for a name that no installed platform has, or, in an argument, that this platform lacks."""
+def check_names(choice: Choice, platform: str, here: Sequence[str], known: Known) -> None:
+    """Raise ValueError for a name that no installed platform has, or, in an argument, that this platform lacks.
+
+    `here` are this platform's backends; `known` is asked only for a name that is not among them.
+    """
     for name in (*choice.names, *sorted(choice.removed)):
-        family, _, short = name.rpartition(":")
-        here = short in known.get(platform, ()) and family in ("", platform)
-        anywhere = short in known.get(family, ()) if family else any(short in names for names in known.values())
-        if here or (anywhere and choice.source != "argument"):
+        if _short(name, platform) in here:
             continue
-        scope = f"{platform} has {', '.join(known.get(platform, ())) or 'none'}"
-        others = "; ".join(f"{p} has {', '.join(names)}" for p, names in known.items() if p != platform and names)
-        problem = (
-            "is not a backend of the tensors' platform" if anywhere else "is not a backend of any installed platform"
-        )
+        family, _, short = name.rpartition(":")
+        elsewhere = {other: names for other, names in known().items() if other != platform}
+        anywhere = short in elsewhere.get(family, ()) if family else any(short in names for names in elsewhere.values())
+        if anywhere and choice.source != "argument":
+            continue
+        has = [f"{platform} has {', '.join(here) or 'none'}"]
+        has += [f"{other} has {', '.join(names)}" for other, names in elsewhere.items() if names]
+        whose = "the tensors' platform" if anywhere else "any installed platform"
         raise ValueError(
-            f"{_WHERE[choice.source]}: {name!r} (in {choice.text!r}) {problem}: "
-            + "; ".join(part for part in (scope, others) if part)
+            f"{_WHERE[choice.source]}: {name!r} (in {choice.text!r}) is not a backend of {whose}: {'; '.join(has)}"
         )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from polyattn.arguments import check_combination, checked
 from polyattn.call import effective_quant, stated_choices
-from polyattn.discovery import all_backend_names, backends_of
+from polyattn.discovery import all_backend_names, backends_of, installed_platform, platforms
 from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request
 from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
@@ -112,7 +112,7 @@ def explain(
     """
     notes: tuple[str, ...] = ()
     if isinstance(q, Request):
-        request, platform = q, owner_of(machine.device_type if machine else q.device_type)
+        request, platform = q, owner_of(q.device_type)
     else:
         arguments = checked(causal, window, softcap, deterministic, options)
         check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
@@ -129,7 +129,7 @@ def explain(
             quant=effective,
         )
     if machine is not None and machine.platform != platform.name:
-        platform = _platform_named(machine, platform)
+        platform = _described(machine)
     choices = stated_choices(backend, choice_here.get(), None)
     return explain_request(request, platform, machine or machine_of(platform, request.device), choices, notes)
 
@@ -141,19 +141,20 @@ def explain_request(
     backends = backends_of(platform)
     decisions = resolve(request, machine, backends)
     try:
-        route = find_route(request, machine, platform, backends, choices, all_backend_names() if choices else {}, notes)
+        route = find_route(request, machine, platform, backends, choices, all_backend_names, notes)
     except (UnsupportedRequest, BackendUnavailable) as refusal:
         return Explanation(request, machine, platform.name, None, decisions, notes, str(refusal))
     return Explanation(request, machine, platform.name, route, decisions, route.notes)
 
 
-def _platform_named(machine: Machine, owner: Platform) -> Platform:
-    from polyattn.discovery import platforms
-
-    known = ", ".join(report.name for report in platforms())
+def _described(machine: Machine) -> Platform:
+    """The installed platform that a described machine belongs to, whether or not such a device is here."""
+    platform = installed_platform(machine.platform)
+    if platform is not None:
+        return platform
+    known = ", ".join(sorted({report.name for report in platforms()}))
     raise BackendUnavailable(
-        f"machine: it describes platform {machine.platform!r}, but {machine.device_type!r} tensors belong to "
-        f"{owner.name!r} here; installed platforms are {known}. "
-        f"Install polyattn-{machine.platform} to ask about its machines",
+        f"machine: it describes platform {machine.platform!r}, which is not installed here ({known} are); "
+        f"install polyattn-{machine.platform} to ask about its machines",
         platform=machine.platform,
     )

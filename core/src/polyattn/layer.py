@@ -12,6 +12,7 @@ from polyattn.choice import check_names, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
 from polyattn.distributed.glued import attend_glued
 from polyattn.door.capability import Capability, capabilities_of
+from polyattn.door.platform import Platform
 from polyattn.errors import UnsupportedRequest
 from polyattn.plan import owner_of
 from polyattn.quant import as_quant, layer_index, skipped
@@ -195,7 +196,12 @@ def configure(model: torch.nn.Module, choices: dict[str, str | None]) -> list[st
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
     for text in choices.values():
         if text is not None:
-            check_names(parse_choice(text, "configure"), current_platform.name, all_backend_names())
+            check_names(
+                parse_choice(text, "configure"),
+                current_platform.name,
+                _names(current_platform.platform),
+                all_backend_names,
+            )
     changed: dict[str, str | None] = {}
     for key in sorted(choices, key=lambda key: (key not in ("self", "cross"), len(key))):
         matching = [
@@ -224,16 +230,14 @@ def _keeping_queries(structure: Structure) -> Structure:
 
 
 def _check_backend(choice: str) -> None:
-    known = all_backend_names()
-    parsed = parse_choice(choice, "argument")
-    for platform in known:  # the layer's device is not known yet: some platform here must have each name
-        try:
-            check_names(parsed, platform, known)
-        except ValueError as error:
-            refusal = error
-        else:
-            return
-    raise refusal
+    """Every name must be some installed platform's: which one, the tensors will decide."""
+    check_names(
+        parse_choice(choice, "configure"), current_platform.name, _names(current_platform.platform), all_backend_names
+    )
+
+
+def _names(platform: Platform) -> tuple[str, ...]:
+    return tuple(backend.name for backend in backends_of(platform))
 
 
 def _check_quant(method: str, backend: str | None) -> None:

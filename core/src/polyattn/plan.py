@@ -60,7 +60,7 @@ def make_plan(
         return Plan(None, run)
     machine = machine_of(platform, request.device)
     backends = backends_of(platform)
-    route = find_route(request, machine, platform, backends, choices, all_backend_names() if choices else {}, notes)
+    route = find_route(request, machine, platform, backends, choices, all_backend_names, notes)
     _warn_once(route)
     return Plan(route, _runner(route, request, platform, quant, squeeze=squeeze, autocast=autocast))
 

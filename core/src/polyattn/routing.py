@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from polyattn.choice import AUTOMATIC, Choice, binds, check_names, chosen_first
+from polyattn.choice import AUTOMATIC, Choice, Known, binds, check_names, chosen_first
 from polyattn.compositions import COMPOSITIONS, Composition
 from polyattn.door.backend import Backend, Slot
 from polyattn.door.platform import Machine, Platform
@@ -70,7 +70,7 @@ def find_route(
     platform: Platform,
     backends: Sequence[Backend],
     choices: Sequence[Choice],
-    known: dict[str, tuple[str, ...]],
+    known: Known,
     notes: tuple[str, ...] = (),
 ) -> Route:
     """The route for `request`, or UnsupportedRequest or BackendUnavailable with every backend's reasons.
@@ -100,14 +100,14 @@ def candidates_for(
     platform: Platform,
     backends: Sequence[Backend],
     choices: Sequence[Choice],
-    known: dict[str, tuple[str, ...]],
+    known: Known,
 ) -> Candidates:
     """Which backends may run, in which order, after the user's choices."""
     names = [backend.name for backend in backends]
     notes: list[str] = []
     choice = AUTOMATIC
     for given in choices:
-        check_names(given, platform.name, known)
+        check_names(given, platform.name, names, known)
         if binds(given, platform.name, names):
             choice = given
             break

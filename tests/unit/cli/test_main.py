@@ -135,7 +135,8 @@ def test_our_warnings_are_one_line_on_stderr_and_others_stay_as_they_are(polyatt
     ],
 )
 @pytest.mark.parametrize(
-    "command", [("explain", "--q", "1,8,2,64"), ("verify",), ("demo",), ("info", "--machine"), ("info", "--capabilities")]
+    "command",
+    [("explain", "--q", "1,8,2,64"), ("verify",), ("demo",), ("info", "--machine"), ("info", "--capabilities")],
 )
 def test_a_wrong_variable_of_ours_stops_every_command(polyattn, monkeypatch, command, variable, text, said):
     monkeypatch.setenv(variable, text)

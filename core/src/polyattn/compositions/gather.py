@@ -112,7 +112,8 @@ def _rows_of(pool: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     page_size = pool.shape[1]
     if pool.stride(0) == page_size * pool.stride(1):
         return pool.flatten(0, 1).index_select(0, index)
-    return torch.ops.aten.index(pool, [index // page_size, index % page_size])
+    rows: torch.Tensor = torch.ops.aten.index.Tensor(pool, [index // page_size, index % page_size])
+    return rows
 
 
 def _padded(tokens: torch.Tensor, axis: int, lengths: tuple[int, ...], width: int, fill: float) -> torch.Tensor:

@@ -58,8 +58,9 @@ def prefix(
         result, lse = empty_attention(q, k, v, need_lse)
         return written(out, result), lse
     causal, window = shifted(causal, window, k.shape[1] - length if every else 0)
+    queries = q if every else q.narrow(1, 0, length)
     result, lse = inner(
-        q if every else q.narrow(1, 0, length), k.narrow(1, 0, length), v.narrow(1, 0, length), None, meta=None, causal=causal, scale=scale,
+        queries, k.narrow(1, 0, length), v.narrow(1, 0, length), None, meta=None, causal=causal, scale=scale,
         window=window, softcap=softcap, need_lse=need_lse, options=options,
     )  # fmt: skip
     if not every and length < q.shape[1]:

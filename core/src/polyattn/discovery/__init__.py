@@ -3,7 +3,7 @@
 from polyattn.discovery.backends import all_backend_names, backend_reports, backends_of
 from polyattn.discovery.current import CurrentPlatform, current_platform
 from polyattn.discovery.report import BackendReport, PlatformReport
-from polyattn.discovery.state import platform_for, platforms
+from polyattn.discovery.state import installed_platform, platform_for, platforms
 
 __all__ = [
     "BackendReport",
@@ -13,6 +13,7 @@ __all__ = [
     "backend_reports",
     "backends_of",
     "current_platform",
+    "installed_platform",
     "platform_for",
     "platforms",
 ]

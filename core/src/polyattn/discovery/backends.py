@@ -41,9 +41,9 @@ def backends_of(platform: Platform) -> tuple[Backend, ...]:
 
 
 def all_backend_names() -> dict[str, tuple[str, ...]]:
-    """Platform name -> its backends' names, of every platform in use here: the valid names of a choice."""
+    """Platform name -> its backends' names, of every installed platform: the valid names of a choice."""
     names: dict[str, tuple[str, ...]] = {}
-    for platform in all_accepted():
+    for platform in (*all_accepted(), *detected().declined):
         try:
             names[platform.name] = tuple(backend.name for backend in backends_of(platform))
         except BackendUnavailable as error:

@@ -37,6 +37,7 @@ class Detection:
     """What this process found.
 
     accepted    the usable platforms, best first
+    declined    installed platforms whose devices are not here: one can still ask about described machines
     backends    third-party backends, judged by name and distribution only; none is imported yet
     """
 
@@ -45,6 +46,7 @@ class Detection:
     backends: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     fatal: Fatal | None = None
+    declined: tuple[Platform, ...] = ()
 
 
 def detect(candidates: Iterable[Candidate], env: Environment) -> Detection:
@@ -65,7 +67,8 @@ def detect(candidates: Iterable[Candidate], env: Environment) -> Detection:
     backends = judge_backends((c for c in candidates if c.group == BACKENDS), env)
     # A misnamed backend belongs to no platform that could complain later; a clash waits for its platform.
     warnings += [complaint("backend", v.candidate, v.failed) for v in backends if v.failed and not v.shared]
-    return Detection(reports, accepted, backends, tuple(dict.fromkeys(warnings)), fatal)
+    declined = tuple(outcome.declined for outcome in outcomes if outcome.declined is not None)
+    return Detection(reports, accepted, backends, tuple(dict.fromkeys(warnings)), fatal, declined)
 
 
 def embedded(reports: Iterable[PlatformReport]) -> Outcome:

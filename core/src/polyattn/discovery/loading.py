@@ -17,10 +17,11 @@ _SLOW_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """A report; the platform when it was accepted; a warning when it was broken."""
+    """A report; the platform when it was accepted, or declined by its probe; a warning when it was broken."""
 
     report: PlatformReport
     platform: Platform | None = None
+    declined: Platform | None = None
     warning: str = ""
 
 
@@ -72,7 +73,7 @@ def _ask(candidate: Candidate, blank: PlatformReport) -> Outcome:
             return Outcome(_timed(replace(known, status="declined", reason=reason), start))
         answer = platform.probe()
         if isinstance(answer, Declined):
-            return Outcome(_timed(replace(known, status="declined", reason=answer.reason), start))
+            return Outcome(_timed(replace(known, status="declined", reason=answer.reason), start), declined=platform)
         if not isinstance(answer, Found):
             raise TypeError(f"its probe returned {type(answer).__name__}, not Found or Declined")
     except BROKEN as error:

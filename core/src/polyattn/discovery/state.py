@@ -56,6 +56,16 @@ def platform_for(device_type: str) -> Platform | None:
     return _embedded() if device_type == EMBEDDED.name else None
 
 
+def installed_platform(name: str) -> Platform | None:
+    """The installed platform of this name, whether or not its devices are present; None when there is none.
+
+    >>> installed_platform("cpu").device_type
+    'cpu'
+    """
+    known = (*all_accepted(), *detected().declined)
+    return next((platform for platform in known if platform.name == name), None)
+
+
 def current() -> Platform:
     """The platform of highest priority that was found."""
     return usable().accepted[0]

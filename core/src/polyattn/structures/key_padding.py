@@ -92,7 +92,8 @@ class KeyPadding(Structure):
             raise TypeError(
                 f"mask: bool or integer (nonzero = kept) is needed, got {given.dtype}; additive masks are pa.Mask's"
             )
-        keep = given.detach() != 0
+        given = given.detach()
+        keep = given.clone() if given.dtype == torch.bool else given != 0
         if check or on_host(given):
             return cls._on_host(keep.cpu(), queries)
         return cls._build(keep, None, queries)

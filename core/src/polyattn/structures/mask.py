@@ -44,7 +44,7 @@ class Mask(Structure):
         if given.dtype.is_complex or (given.dtype.is_floating_point and given.dtype not in _ADDITIVE):
             raise TypeError(f"mask: bool, integer, float16, bfloat16, float32 or float64 is needed, got {given.dtype}")
         known = on_host(given)
-        if (known or check) and given.dtype.is_floating_point and not bool((given < torch.inf).all()):
+        if (known or check) and given.dtype.is_floating_point and not _is_below_inf(given):
             raise ValueError("mask: an additive mask cannot hold NaN or +inf (use -inf to hide a key)")
         if not given.dtype.is_floating_point and given.dtype != torch.bool:
             given = given != 0
@@ -167,6 +167,10 @@ def visible_keys_of(mask: torch.Tensor) -> torch.Tensor | None:
     keep = mask.detach() > torch.finfo(mask.dtype).min if mask.dtype.is_floating_point else mask
     visible = keep.flatten(1, 2).any(dim=1)
     return None if on_host(visible) and bool(visible.all()) else visible
+
+
+def _is_below_inf(mask: torch.Tensor) -> bool:
+    return mask.numel() == 0 or bool(mask.detach().max() < torch.inf)  # the maximum is NaN where an entry is
 
 
 def _copy(mask: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,10 @@ class _Answer:
 def check(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
     """Run the case and judge it. Whatever a backend raises is a problem in the outcome, never an exception here."""
     asked = ask(case, target, dtype)
-    explanation = explained(asked)
+    try:
+        explanation = explained(asked)
+    except Exception as error:  # a backend's own check may raise anything
+        return Outcome("refused", (f"explain raised {type(error).__name__}: {error}",))
     decision = decision_of(target, explanation)
     native = isinstance(decision, Accepted)
     problems = [] if isinstance(decision, Accepted) else refusal_problems(decision, explanation.request, target)
@@ -97,7 +100,7 @@ def _route_problems(routes: tuple[str, ...], name: str, native: bool) -> list[st
 def _answer_problems(asked: Asked, answer: _Answer, limit: float) -> list[str]:
     call = asked.call
     inputs = {"q": call.q, "k": call.k, "v": call.v}
-    exact = {name: tensor.detach().to(torch.float64).requires_grad_(bool(asked.wrt)) for name, tensor in inputs.items()}
+    exact = {name: _exact(tensor).requires_grad_(bool(asked.wrt)) for name, tensor in inputs.items()}
     want, want_lse = reference_attention(exact["q"], exact["k"], exact["v"], **call.arguments, return_lse=True)
     buffer = asked.arguments["out"]
     if buffer is not None and answer.out is not buffer:
@@ -108,10 +111,15 @@ def _answer_problems(asked: Asked, answer: _Answer, limit: float) -> list[str]:
         problems += lse_problems(lse, want_lse.detach(), call.q, limit)
     if asked.wrt:
         wrt = [exact.get(name, tensor) for name, tensor in asked.wrt.items()]
-        expected = torch.autograd.grad(want, wrt, asked.upstream.to(torch.float64), materialize_grads=True)
+        expected = torch.autograd.grad(want, wrt, _exact(asked.upstream), materialize_grads=True)
         for (name, gradient), right in zip(answer.gradients.items(), expected, strict=True):
             problems += gradient_problems(name, gradient, right, limit)
     return problems
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64 on the CPU, for some devices cannot hold it."""
+    return tensor.detach().cpu().to(torch.float64)
 
 
 def _same_bits(first: _Answer, second: _Answer) -> bool:

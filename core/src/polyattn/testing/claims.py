@@ -8,7 +8,7 @@ import torch
 
 from polyattn.testing.asking import ask, decision_of, explained
 from polyattn.testing.cases import Case
-from polyattn.testing.targets import DTYPES, Target
+from polyattn.testing.targets import Target
 from polyattn.vendor import Accepted, Features, Rejected, Request, unmet
 
 _SWITCHES = ("causal", "window", "softcap", "lse", "gqa", "v_dim", "backward", "mask_grad", "deterministic", "out")
@@ -55,7 +55,7 @@ def refusal_problems(decision: Rejected, request: Request, target: Target) -> li
 def unaccepted_claims(target: Target, cases: Sequence[Case]) -> tuple[str, ...]:
     """Claims of a backend that not one case was accepted for: claimed, but refused whenever it is asked."""
     claimed = frozenset[str]().union(*(claims_of(features) for features in target.features))
-    dtypes = {name: dtype for dtype in DTYPES if (name := str(dtype).removeprefix("torch.")) in claimed}
+    dtypes = {name: dtype for dtype in target.dtypes if (name := str(dtype).removeprefix("torch.")) in claimed}
     left = {claim for claim in claimed if "float" not in claim or claim in dtypes}
     for name, dtype in dtypes.items():
         for case in cases:

@@ -28,10 +28,11 @@ def tolerance(declared: Mapping[str, float], dtype: torch.dtype) -> float:
 def output_problems(
     out: torch.Tensor, want: torch.Tensor, lse: torch.Tensor, like: torch.Tensor, limit: float
 ) -> list[str]:
-    """What is wrong with an output; `lse` is the reference's, `like` has the dtype and device expected."""
+    """What is wrong with an output; `want`, `lse` are the reference's, `like` has the dtype and device expected."""
     wrong = _form_problems("output", out, want, like.dtype, like.device)
     if wrong:
         return wrong
+    out = out.cpu()
     problems = _value_problems("output", out, want, limit)
     # Empty rows are exactly 0: a caller merges or adds them unmasked.
     empty = lse.isneginf().transpose(-1, -2)
@@ -48,6 +49,7 @@ def lse_problems(lse: torch.Tensor | None, want: torch.Tensor, like: torch.Tenso
     wrong = _form_problems("LSE", lse, want, torch.float32, like.device)
     if wrong:
         return wrong
+    lse = lse.cpu()
     if not torch.equal(lse.isneginf(), want.isneginf()):
         return ["LSE: -inf must stand on the rows that see no key, and on no other"]
     finite = want.isfinite()
@@ -57,7 +59,7 @@ def lse_problems(lse: torch.Tensor | None, want: torch.Tensor, like: torch.Tenso
 def gradient_problems(name: str, gradient: torch.Tensor, want: torch.Tensor, limit: float) -> list[str]:
     """What is wrong with the gradient of one input."""
     wrong = _form_problems(f"gradient of {name}", gradient, want, gradient.dtype, gradient.device)
-    return wrong or _value_problems(f"gradient of {name}", gradient, want, _GRADIENT_FACTOR * limit)
+    return wrong or _value_problems(f"gradient of {name}", gradient.cpu(), want.cpu(), _GRADIENT_FACTOR * limit)
 
 
 def _form_problems(

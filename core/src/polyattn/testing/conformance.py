@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -86,13 +85,13 @@ def run_conformance(
     missing = {target.name: "; ".join(target.missing()) for target in chosen if target.missing()}
     ready = [target for target in chosen if target.name not in missing]
     cases = [case for case in ALL_CASES if structures is None or case.structure in structures]
-    total = len(ready) * len(cases) * len(dtypes)
+    checks = [(target, case, dtype) for target in ready for case in cases for dtype in target.dtypes if dtype in dtypes]
     counts: dict[str, dict[str, dict[str, int]]] = {}
     failures: list[Failure] = []
-    for done, (target, case, dtype) in enumerate(itertools.product(ready, cases, dtypes)):
+    for done, (target, case, dtype) in enumerate(checks):
         label = case_label(case, dtype)
         if progress is not None:
-            progress(done, total, f"{target.name} {label}")
+            progress(done, len(checks), f"{target.name} {label}")
         outcome = check(case, target, dtype)
         results = counts.setdefault(target.name, {}).setdefault(case.structure, dict.fromkeys(_RESULTS, 0))
         results["failed" if outcome.problems else outcome.route] += 1

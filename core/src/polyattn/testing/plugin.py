@@ -75,7 +75,6 @@ def _cases(config: pytest.Config) -> list[Any]:
     """(target, case, dtype); one stand-in for a backend that cannot run, to be skipped or failed."""
     from polyattn.testing.cases import ALL_CASES
     from polyattn.testing.conformance import case_label
-    from polyattn.testing.targets import DTYPES
 
     found = []
     for parameter in _targets(config):
@@ -86,7 +85,7 @@ def _cases(config: pytest.Config) -> list[Any]:
         found += [
             pytest.param((target, case, dtype), id=f"{target.name} {case_label(case, dtype)}")
             for case in ALL_CASES
-            for dtype in DTYPES
+            for dtype in target.dtypes
         ]
     return found
 

@@ -47,6 +47,12 @@ class Target:
         """What its slots claim."""
         return tuple(slot.features for slot in self.backend.slots)
 
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of its cases: claimed or not, but float64 only if claimed, for some devices cannot hold it."""
+        float64 = any("float64" in features.dtypes for features in self.features)
+        return tuple(dtype for dtype in DTYPES if float64 or dtype != torch.float64)
+
     def missing(self) -> tuple[str, ...]:
         """Why it cannot run here at all: packages that are not installed."""
         return missing_requirements(self.backend.requires, self.machine)

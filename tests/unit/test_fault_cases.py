@@ -1,0 +1,460 @@
+"""Public fault reports as small inputs with the right outcome; the numbers are rows of knowledge/fault_cases.md.
+
+Values hide in v: with q = 0 every answer is the plain mean over the visible keys, so that any leak shows at once.
+"""
+
+import gc
+import importlib
+import importlib.util
+import math
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+import polyattn as pa
+from polyattn.operators import define_once
+from tests.unit import fault_backends
+
+NAN, INF = float("nan"), float("inf")
+T, F = True, False
+
+#: Every way to compute on this machine: automatic choice, each built-in backend by name, and the oracle.
+WAYS = {"auto": pa.attention, "reference": pa.reference_attention} | {
+    backend.name: partial(pa.attention, backend=backend.name) for backend in pa.current_platform.backends
+}
+every_way = pytest.mark.parametrize("attend", WAYS.values(), ids=WAYS)
+
+
+def values(*rows, heads=2, dim=64, dtype=torch.float32):
+    """[S, H, D] whose row s is filled with rows[s]."""
+    return torch.tensor(rows, dtype=dtype).reshape(-1, 1, 1).expand(-1, heads, dim).contiguous()
+
+
+def batch(*samples, **kind):
+    """[B, S, H, D] of `values`."""
+    return torch.stack([values(*rows, **kind) for rows in samples])
+
+
+def assert_rows(out, expected, tolerance=1e-6):
+    """Every head and channel of row s holds expected[s]."""
+    want = torch.tensor(expected, dtype=out.dtype)[..., None, None].expand_as(out)
+    torch.testing.assert_close(out, want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _limited_backends(tmp_path_factory):
+    site = tmp_path_factory.mktemp("site")
+    fault_backends.install(site)
+    yield
+    fault_backends.remove(site)
+
+
+# 1: documents attend to themselves alone
+
+
+@every_way
+def test_1_packed_documents_stay_apart(attend):
+    v = values(1, 3, 5, 7, 8, 9)
+    for structure in (pa.Packed.from_cu_seqlens([0, 2, 3, 6], max_q=3), pa.Packed.from_lengths([2, 1, 3])):
+        assert_rows(attend(torch.zeros_like(v), v, v, structure=structure), [2, 2, 5, 8, 8, 8])
+
+
+@every_way
+def test_1_packed_documents_equal_a_loop_over_them(attend):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 6, 2, 64).unbind()
+    cuts = ((0, 2), (2, 3), (3, 6))
+    loop = torch.cat([pa.reference_attention(q[None, a:b], k[None, a:b], v[None, a:b])[0] for a, b in cuts])
+    out = attend(q, k, v, structure=pa.Packed.from_lengths([2, 1, 3]))
+    torch.testing.assert_close(out.double(), loop, atol=1e-5, rtol=0)
+
+
+def test_1_a_backend_of_one_document_is_routed_round_or_refuses():
+    v = values(1, 3, 5, 7, 8, 9)
+    three, one = pa.Packed.from_lengths([2, 1, 3]), pa.Packed.real_and_pad(2, 6)
+    call = partial(pa.attention, torch.zeros_like(v), v, v)
+    assert_rows(call(structure=one, backend="one_document"), [2, 2, 0, 0, 0, 0])
+    assert_rows(call(structure=three, backend="one_document,auto"), [2, 2, 5, 8, 8, 8])
+    with pytest.raises(ValueError, match=r"(?s)one_document.*3 documents"):
+        call(structure=three, backend="one_document")
+
+
+# 4: a key mask says nothing about queries
+
+
+@every_way
+def test_4_a_key_mask_is_not_applied_to_the_query(attend):
+    v = batch((1, 3, 9), (5, 7, 9))
+    keep = pa.KeyPadding.from_mask([[T, T, F], [T, F, F]], queries="all")
+    for queries in (4, 3):
+        out = attend(torch.zeros(2, queries, 2, 64), v, v, structure=keep)
+        assert_rows(out, [[2.0] * queries, [5.0] * queries])
+
+
+@pytest.mark.parametrize("queries", [4, 3])
+def test_4_a_cross_layer_keeps_every_query_row(queries):
+    v = batch((1, 3, 9), (5, 7, 9))
+    layer = pa.Attention(2, 64, role="cross")
+    out = layer(torch.zeros(2, queries, 2, 64), v, v, pa.KeyPadding.from_mask([[T, T, F], [T, F, F]]))
+    assert_rows(out, [[2.0] * queries, [5.0] * queries])
+
+
+# 5: boundaries of 64 bits, and boundaries that cannot be
+
+
+@every_way
+def test_5_int64_boundaries_give_the_bits_of_int32(attend):
+    v = values(1, 2, 3, 10, 20, 30)
+    wide, narrow = (
+        attend(torch.zeros_like(v), v, v, structure=pa.Packed.from_cu_seqlens(torch.tensor([0, 3, 6], dtype=dtype)))
+        for dtype in (torch.int64, torch.int32)
+    )
+    assert_rows(wide, [2, 2, 2, 20, 20, 20])
+    assert torch.equal(wide, narrow)
+
+
+@pytest.mark.parametrize(("boundaries", "rows", "error", "words"), [
+    (torch.tensor([0, 3, 2**31 + 5]), 6, ValueError, ("int32", "2147483653")),
+    (torch.tensor([0, 4, 8, 12]), 4, ValueError, ("12", "4")),
+    (torch.tensor([0, 4, 3, 6]), 6, ValueError, ("non-decreasing", "4 then 3")),
+    (torch.tensor([0.0, 3.0, 6.0]), 6, TypeError, ("float32",)),
+])  # fmt: skip
+def test_5_boundaries_that_cannot_be_are_refused_by_name(boundaries, rows, error, words):
+    v = values(*range(rows))
+    with pytest.raises(error) as refusal:
+        pa.attention(v, v, v, structure=pa.Packed.from_cu_seqlens(boundaries))
+    assert all(word in str(refusal.value) for word in ("cu_seqlens", *words))
+
+
+# 7: rows that see nothing
+
+LOWEST = torch.finfo(torch.float16).min
+MASKS = {
+    "A bool": torch.tensor([[T, T, F], [F, F, F]]),
+    "B additive": torch.tensor([[0, 0, -INF], [-INF, -INF, -INF]]),
+    "C two planes of the minimum": torch.tensor([[0, 0, LOWEST], [LOWEST] * 3], dtype=torch.float16) * 2,
+    "D one plane of the minimum": torch.tensor([[0, 0, LOWEST], [LOWEST] * 3], dtype=torch.float16),
+}
+
+
+@every_way
+@pytest.mark.parametrize("plane", MASKS.values(), ids=MASKS)
+def test_7_a_row_that_sees_nothing_is_zero_without_nan(attend, plane):
+    dtype = torch.float32 if attend is pa.reference_attention or plane.dtype != torch.float16 else torch.float16
+    v = batch((2, 4, 8), dtype=dtype).requires_grad_()
+    q, k = torch.zeros(1, 2, 2, 64, dtype=dtype, requires_grad=True), torch.zeros_like(v).requires_grad_()
+    out, lse = attend(q, k, v, structure=pa.Mask.pairs(plane), return_lse=True)
+    assert_rows(out, [[3.0, 0.0]], 2e-2 if dtype == torch.float16 else 1e-6)
+    assert lse[0, :, 0].tolist() == pytest.approx([math.log(2)] * 2, rel=1e-3)
+    assert lse[0, :, 1].tolist() == [-INF] * 2
+    out.sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (q, k, v))
+    assert v.grad[0, :, 0, 0].tolist() == pytest.approx([0.5, 0.5, 0.0])
+
+
+@every_way
+def test_7_a_whole_sample_may_be_hidden(attend):
+    v = batch((2, 4, 8), (2, 4, 8))
+    for hidden in (pa.Mask([[T, T, T], [F, F, F]]), pa.KeyPadding.from_lengths([3, 0], 3)):
+        out = attend(torch.zeros_like(v), v, v, structure=hidden)
+        assert_rows(out, [[14 / 3] * 3, [0.0] * 3])
+
+
+# 10: causal is bottom-right
+
+
+@every_way
+def test_10_causal_ends_on_the_last_key(attend):
+    for queries, keys, expected in ((2, (1, 2, 3, 4, 5), [2.5, 3.0]), (5, (4, 8), [0, 0, 0, 4, 6])):
+        v = batch(keys)
+        assert_rows(attend(torch.zeros(1, queries, 2, 64), v, v, causal=True), [expected])
+    v = values(1, 2, 3, 4, 5, 4, 8)
+    documents = pa.Packed.from_cu_seqlens([0, 2, 4], [0, 5, 7])
+    assert_rows(attend(torch.zeros(4, 2, 64), v, v, structure=documents, causal=True), [2.5, 3, 4, 6])
+
+
+# 12: any strides
+
+
+def strided_values():
+    s, h, d = torch.meshgrid(torch.arange(6.0), torch.arange(2.0), torch.arange(4.0), indexing="ij")
+    v = (100 * h + 10 * s + d)[None]
+    qkv, wide = torch.zeros(1, 6, 3, 2, 4), torch.zeros(1, 6, 2, 8)
+    qkv[:, :, 2], wide[..., ::2] = v, v
+    return v, {
+        "transposed": v.transpose(1, 2).contiguous().transpose(1, 2),
+        "packed": qkv[:, :, 2],
+        "step": wide[..., ::2],
+    }
+
+
+@every_way
+@pytest.mark.parametrize("layout", ["transposed", "packed", "step"])
+def test_12_a_strided_v_gives_the_contiguous_bits(attend, layout):
+    contiguous, layouts = strided_values()
+    v, q = layouts[layout], torch.zeros(1, 6, 2, 4)
+    assert v.stride() != contiguous.stride()
+    out = attend(q, q, v)
+    torch.testing.assert_close(out[0, 0].double(), torch.tensor([[25.0, 26, 27, 28], [125, 126, 127, 128]]).double())
+    assert torch.equal(out, attend(q, q, contiguous))
+    assert torch.equal(v, contiguous)
+
+
+@every_way
+def test_12_expanded_keys_and_values(attend):
+    torch.manual_seed(0)
+    q = torch.randn(1, 5, 4, 64, dtype=torch.bfloat16)
+    k, v = (torch.randn(1, 33, 1, 64, dtype=torch.bfloat16).expand(1, 33, 4, 64) for _ in "kv")
+    exact = pa.reference_attention(q, k.contiguous(), v.contiguous())
+    torch.testing.assert_close(attend(q, k, v).double(), exact, atol=2e-2, rtol=0)
+
+
+# 14: a dtype that the preferred backend does not take
+
+
+def test_14_another_dtype_takes_another_route_for_that_call_alone():
+    torch.manual_seed(0)
+    layer = pa.Attention(2, 64, backend="flash,auto")
+    q, k, v = torch.randn(3, 1, 4, 2, 64).unbind()
+    out = layer(q, k, v)
+    assert layer.last_route.name == "cpu:sdpa"
+    assert any("float32" in reason for reason in layer.last_route.reasons["flash"])
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), pa.reference_attention(q, k, v), atol=1e-5, rtol=0)
+    half = [tensor.bfloat16() for tensor in (q, k, v)]
+    layer(*half)
+    assert layer.last_route.name == "cpu:flash"
+    with pytest.raises(TypeError, match=r"float32.*float32.*bfloat16"):
+        layer(q, k, half[2])
+    with pytest.raises(pa.UnsupportedRequest, match=r"(?s)flash.*float32"):
+        pa.attention(q, k, v, backend="flash")
+
+
+# 16: nothing to attend from, or to
+
+EMPTY = {
+    "no batch": ((0, 4, 2, 16), (0, 4, 2, 16), None),
+    "no queries": ((2, 0, 2, 16), (2, 3, 2, 16), None),
+    "no keys": ((1, 3, 2, 16), (1, 0, 2, 16), None),
+    "no documents": ((0, 2, 16), (0, 2, 16), lambda: pa.Packed.from_cu_seqlens([0])),
+    "an empty document": ((0, 2, 16), (0, 2, 16), lambda: pa.Packed.from_cu_seqlens([0, 0])),
+    "no rows kept": ((0, 4, 2, 16), (0, 4, 2, 16), lambda: pa.KeyPadding.from_lengths([], 4)),
+    "no samples": ((0, 4, 2, 16), (0, 4, 2, 16), lambda: pa.Spans([])),
+    "an empty mask": ((1, 3, 2, 16), (1, 0, 2, 16), lambda: pa.Mask(torch.ones(1, 3, 0))),
+    "no table": ((0, 1, 2, 16), (3, 2, 2, 16), lambda: pa.Paged([], [])),
+}
+
+
+@every_way
+@pytest.mark.parametrize("case", EMPTY)
+def test_16_empty_calls_answer_with_zeros_of_the_right_shape(attend, case):
+    q_shape, k_shape, structure = EMPTY[case]
+    q = torch.ones(q_shape, dtype=torch.float64)
+    k = torch.ones(k_shape, dtype=torch.float64)
+    out, lse = attend(q, k, k, structure=structure and structure(), return_lse=True)
+    assert torch.equal(out, torch.zeros_like(q))
+    assert (out.dtype, out.device) == (q.dtype, q.device)
+    assert torch.equal(lse, torch.full((*q_shape[:-3], 2, q_shape[-3]), -INF, dtype=lse.dtype))
+
+
+@pytest.mark.parametrize("case", ["no batch", "no queries", "no keys", "an empty document"])
+def test_16_compiled_calls_answer_like_eager_ones(case):
+    q_shape, k_shape, structure = EMPTY[case]
+    given = structure and structure()
+    compiled = torch.compile(lambda q, k: pa.attention(q, k, k, structure=given), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(q_shape), torch.ones(k_shape)), torch.zeros(q_shape))
+
+
+@every_way
+def test_16_empty_documents_among_others(attend):
+    v = values(1, 3, 5)
+    documents = pa.Packed.from_lengths([0, 2, 1, 0], [2, 1, 0, 0])
+    assert_rows(attend(torch.zeros(3, 2, 64), v, v, structure=documents), [5, 5, 0])
+
+
+# 17: the backend variable
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """chosen(text) sets POLYATTN_BACKEND and returns the route that a call then takes."""
+
+    def choose(text):
+        monkeypatch.setenv("POLYATTN_BACKEND", text)
+        pa.reload_environment()
+        with pa.record_routes() as log:
+            pa.attention(*torch.zeros(3, 1, 4, 2, 64).unbind())
+        return log.entries[0].route
+
+    yield choose
+    monkeypatch.undo()
+    pa.reload_environment()
+
+
+def test_17_a_misspelt_backend_is_an_error_that_lists_the_names(chosen):
+    with pytest.raises(ValueError) as refusal:
+        chosen("FLASH_ATTNN")
+    assert all(word in str(refusal.value) for word in ("POLYATTN_BACKEND", "FLASH_ATTNN", "sdpa", "blocked"))
+
+
+def test_17_blanks_and_capitals_do_not_matter_and_a_later_change_is_obeyed_after_the_reset(chosen, monkeypatch):
+    assert chosen(" BLOCKED ") == "cpu:blocked"
+    assert chosen("Sdpa") == "cpu:sdpa"
+    monkeypatch.setenv("POLYATTN_BACKEND", "blocked")
+    q = torch.zeros(1, 4, 2, 64)
+    assert pa.explain(q, q, q).chosen.name == "cpu:sdpa"
+    pa.reload_environment()
+    assert pa.explain(q, q, q).chosen.name == "cpu:blocked"
+
+
+def test_17_empty_is_unset(chosen):
+    assert chosen("") == chosen("  ") == "cpu:sdpa"
+
+
+def test_17_a_backend_whose_package_is_absent_is_an_import_error_naming_it(chosen):
+    with pytest.raises(ImportError, match="sage-kernels-of-nobody"):
+        chosen("absent")
+
+
+def test_17_only_the_default_falls_back_and_says_why():
+    q = torch.zeros(1, 4, 2, 64)
+    route = pa.explain(q, q, q).chosen
+    assert any("sage-kernels-of-nobody" in reason for reason in route.reasons["absent"])
+    with pytest.raises(ImportError, match="sage-kernels-of-nobody"):
+        pa.attention(q, q, q, backend="absent")
+
+
+# 28: operators defined twice
+
+
+def test_28_reloading_and_a_second_name_define_nothing_twice():
+    import polyattn.traced as traced
+
+    q = torch.randn(1, 4, 2, 8)
+    compiled = torch.compile(lambda q: pa.attention(q, q, q), backend="eager", fullgraph=True)
+    before = compiled(q)
+    importlib.reload(traced)
+    spec = importlib.util.spec_from_file_location("traced_again", traced.__file__)
+    again = importlib.util.module_from_spec(spec)
+    sys.modules["traced_again"] = again
+    spec.loader.exec_module(again)
+    del sys.modules["traced_again"]
+    gc.collect()
+    torch._dynamo.reset()
+    assert torch.equal(compiled(q), before)
+
+
+def test_28_equal_schemas_are_shared_and_unequal_ones_refused():
+    schema = "(Tensor q, float scale) -> Tensor"
+
+    def run(q, scale):
+        return q * scale
+
+    def define(schema, run=run):
+        return define_once("fault_28::attn", schema, run, lambda q, scale: torch.empty_like(q))
+
+    first = define(schema)
+    assert define(schema, run=lambda q, scale: q) is first
+    with pytest.raises(RuntimeError) as refusal:
+        define("(Tensor q, int scale) -> Tensor")
+    assert all(word in str(refusal.value) for word in ("fault_28::attn", "float scale", "int scale"))
+    del first, run
+    gc.collect()
+    assert torch.ops.fault_28.attn(torch.ones(2), 3.0).tolist() == [3.0, 3.0]
+    assert torch.ops.fault_28.attn(torch.ones(2, device="meta"), 3.0).shape == (2,)
+
+
+# 35: quantisation that a backend lacks
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"), [(None, ("int8",)), ("int8_only", ("int8_only", "int8")), ("sdpa", ("sdpa",))]
+)
+def test_35_quantisation_that_no_backend_has_is_refused_at_construction(backend, words):
+    with pytest.raises(NotImplementedError) as refusal:
+        pa.Attention(2, 64, backend=backend, quant="fp8")
+    assert all(word in str(refusal.value) for word in ("cpu", "'fp8'", *words))
+
+
+def test_35_an_unknown_method_lists_the_known():
+    with pytest.raises(ValueError, match=r"'fp9'.*fp8.*int8"):
+        pa.Attention(2, 64, quant="fp9")
+
+
+def test_35_auto_is_unquantised_and_an_opt_out_is_on_record():
+    q = torch.zeros(1, 4, 2, 64)
+    pa.Attention(2, 64, quant="auto")(q, q, q)
+    skipping = pa.Attention(2, 64, quant=pa.Quant("int8", skip_layers=(3,)), prefix="blocks.3.attn")
+    skipping(q, q, q)
+    assert skipping.last_route.request.quant is None
+    assert any("int8 skipped" in note and "layer 3" in note for note in skipping.last_route.notes)
+
+
+# 36: pages
+
+
+def pool():
+    """4 pages of 2 rows: page p holds 10p+5 and 10p+6; the second row of page 0, and page 3, hold NaN."""
+    rows = torch.tensor([[5.0, NAN], [15, 16], [25, 26], [NAN, NAN]])
+    return rows[..., None, None].expand(4, 2, 2, 64).contiguous()
+
+
+@every_way
+@pytest.mark.parametrize("table", [
+    [[2, 0, -1]], [[2, 0, 3]], [[2, 0, 99]], torch.tensor([[2, 0, -1]]), torch.tensor([[2, 0, -1]], dtype=torch.int32),
+], ids=["missing", "nan page", "past the pool", "int64", "int32"])  # fmt: skip
+def test_36_only_the_rows_within_the_length_are_read(attend, table):
+    v = pool()
+    assert_rows(attend(torch.zeros(1, 1, 2, 64), v, v, structure=pa.Paged(table, [3])), [[56 / 3]])
+
+
+@every_way
+def test_36_a_row_of_length_0_is_zero(attend):
+    v = pool()
+    out = attend(torch.zeros(2, 1, 2, 64), v, v, structure=pa.Paged([[3, 0], [2, 0]], [0, 3]))
+    assert_rows(out, [[0.0], [56 / 3]])
+
+
+@pytest.mark.parametrize(("table", "error", "words"), [
+    ([[2, 7, -1]], ValueError, ("7", "4")),
+    ([[2, -1, -1]], ValueError, ("row 0", "slot 1")),
+    (torch.tensor([[2.0, 0.0]]), TypeError, ("float32",)),
+    (torch.tensor([2, 0]), ValueError, ("[batch, max_pages]", "[2]")),
+])  # fmt: skip
+def test_36_tables_that_cannot_be_are_refused_by_name(table, error, words):
+    v = pool()
+    with pytest.raises(error) as refusal:
+        pa.attention(torch.zeros(1, 1, 2, 64), v, v, structure=pa.Paged(table, [3]))
+    assert all(word in str(refusal.value) for word in ("block_table", *words))
+
+
+# 40: head sizes outside a backend's list
+
+
+@pytest.mark.parametrize("dim", [40, 72, 80, 160, 256, 512])
+def test_40_every_head_size_is_served(dim):
+    v = batch((1, 2, 3, 6), dim=dim)
+    for choice in (None, "listed,auto"):
+        layer = pa.Attention(2, dim, backend=choice)
+        assert_rows(layer(torch.zeros_like(v), v, v), [[3.0] * 4])
+    if dim <= 128:
+        assert layer.last_route.name == "pad(cpu:listed)"
+    else:
+        assert layer.last_route.name == "cpu:sdpa"
+        assert any(f"head_dim {dim} not in (64, 96, 128)" in why for why in layer.last_route.reasons["listed"])
+
+
+def test_40_a_forced_backend_refuses_with_the_same_facts():
+    q = torch.zeros(1, 4, 2, 160)
+    with pytest.raises(ValueError, match=r"(?s)listed.*head_dim 160 not in \(64, 96, 128\)"):
+        pa.attention(q, q, q, backend="listed")
+
+
+def test_40_a_sequence_shorter_than_the_block_takes_the_dense_route():
+    q = torch.randn(1, 14, 2, 64)
+    layer = pa.Attention(2, 64, backend="listed,auto")
+    assert layer(q, q, q).isfinite().all()
+    assert layer.last_route.name == "cpu:sdpa"
+    assert any("14 query rows" in why for why in layer.last_route.reasons["listed"])
