@@ -40,7 +40,7 @@ bench: $(READY)-bench
 	@set -e; for question in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$question"; $(RUN) $$question $(ARGS); done
 
 docs: $(READY)-docs
-	$(RUN) -m pdoc --output-directory build/docs polyattn polyattn.vendor polyattn.testing
+	$(RUN) -m pdoc --output-directory build/docs polyattn
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

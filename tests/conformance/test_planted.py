@@ -27,6 +27,7 @@ FAULTS = {
     "lets_garbage_through": ("key_padding", "key_padding/garbage[float32]", "NaN"),
     "detaches_v": ("dense", "dense/plain+grad[float32]", "gradient of v"),
     "is_random": ("dense", "dense/deterministic[float32]", "differ in their bits"),
+    "raises_in_its_check": ("dense", "dense/softcap[float32]", "explain raised ZeroDivisionError"),
     "refuses_what_it_claims": ("dense", "claims/softcap", "not one case of it is accepted"),
 }
 

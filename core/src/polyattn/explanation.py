@@ -128,7 +128,7 @@ def explain(
             out=out,
             quant=effective,
         )
-    if machine is not None and machine.platform != platform.name:
+    if machine is not None:
         platform = _described(machine)
     choices = stated_choices(backend, choice_here.get(), None)
     return explain_request(request, platform, machine or machine_of(platform, request.device), choices, notes)

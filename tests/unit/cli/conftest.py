@@ -19,12 +19,13 @@ from tests.unit.discovery.conftest import VENDORS, install
 TOY = """
 from polyattn.vendor import *
 
-FAST = Backend("fast", (Slot("toy:fast", Features(dtypes=frozenset({{"bfloat16"}}), head_dims=range(8, 257, 8), lse=True)),),
+HALF, SINGLE = frozenset({{"bfloat16"}}), frozenset({{"float32"}})
+FAST = Backend("fast", (Slot("toy:fast", Features(dtypes=HALF, head_dims=range(8, 257, 8), lse=True)),),
                requires=(Requires("toy-kernels", "2.0", "pip install toy-kernels"),),
                check=lambda request, machine: () if machine.arch != "toy1" else ("toy1 is too old for it",))
 PLAIN = Backend("plain", (
-    Slot("toy:plain", Features(dtypes=frozenset({{"bfloat16", "float32"}}), head_dims=frozenset({{64, 128}}), causal=True)),
-    Slot("toy:packed", Features(kinds=frozenset({{"packed"}}), dtypes=frozenset({{"float32"}}), softcap=True)),
+    Slot("toy:plain", Features(dtypes=HALF | SINGLE, head_dims=frozenset({{64, 128}}), causal=True)),
+    Slot("toy:packed", Features(kinds=frozenset({{"packed"}}), dtypes=SINGLE, softcap=True)),
 ))
 
 def machine(device):
@@ -32,7 +33,8 @@ def machine(device):
                    versions={{"toy-kernels": "2.1"}})
 
 def platform():
-    return Platform({name!r}, {device_type!r}, {priority}, lambda: {probe}, {machine}, {backends}, variables=("TOY_MODE", "TOY_LOG"))
+    return Platform({name!r}, {device_type!r}, {priority}, lambda: {probe}, {machine}, {backends},
+                    variables=("TOY_MODE", "TOY_LOG"))
 """
 
 

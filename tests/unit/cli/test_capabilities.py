@@ -34,7 +34,7 @@ def test_a_backend_can_do_what_any_of_its_slots_can():
     ("features", "limits"),
     [
         ((DENSE,), ("float16", "8 to 128 in steps of 8", "-", "-")),
-        ((DENSE, PACKED), ("bfloat16, float16", "8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 192", "-", "1")),
+        ((DENSE, PACKED), ("bfloat16, float16", ", ".join(map(str, (*range(8, 129, 8), 192))), "-", "1")),
         ((PACKED, PAGED), ("bfloat16", "any", "16, 64", "1")),
         ((PACKED, Features(kinds=frozenset({"packed", "paged"}))), ("bfloat16", "any", "any", "any")),
         ((Features(head_dims=()),), ("none", "none", "-", "-")),
@@ -63,9 +63,8 @@ def test_markdown_has_every_capability_and_every_backend():
 def test_tables_and_markdown_agree():
     facts = matrix("toy", [backend(DENSE, PACKED)])
     (section,) = sections([facts])
-    table = [[cell.replace("-", "") if cell == "-" else cell for cell in row] for row in section.rows]
-    pasted = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown([facts]).splitlines()[2:]]
-    assert [[cell.replace("-", "") if cell == "-" else cell for cell in row] for row in pasted] == table
+    pasted = [[cell.strip() or "-" for cell in line.strip("|").split("|")] for line in markdown([facts]).splitlines()]
+    assert pasted[2:] == [list(row) for row in section.rows]
 
 
 def test_the_command_prints_installed_platforms_even_without_their_devices(polyattn, add_platform, no_vendors):

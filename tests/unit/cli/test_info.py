@@ -86,7 +86,7 @@ def test_vendor_variables_are_shown_as_set_even_where_the_platform_declined(poly
     assert variables["TOY_LOG"]["value"] is None
     lines = [line.split() for line in polyattn("info").out.splitlines()]
     assert ["TOY_MODE", "''", "toy"] in lines
-    assert any(line[:2] == ["not", "set"] and "TOY_LOG" in line[-1] for line in lines)
+    assert ["toy", "TOY_LOG"] in lines, "named among those that are not set"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_vendor_variables_are_shown_as_set_even_where_the_platform_declined(poly
         ({"probe": "Found()", "machine": "lambda d: 1 / 0"}, "  toy:0", "ZeroDivisionError"),
         ({"probe": "Found()", "machine": "lambda d: None"}, "  toy:0", "returned NoneType"),
         ({"probe": "Found()", "backends": "(1,)"}, "  toy:*", "not int"),
-        ({"probe": "Found(devices='2')"}, "  toy:*", ""),
+        ({"probe": "Found(devices='2')"}, "  toy:*", "'str' object cannot be interpreted as an integer"),
         ({"source": "import sys; sys.exit('license expired')"}, "traceback of platform toy", "license expired"),
     ],
 )
@@ -155,7 +155,7 @@ def test_warnings_are_part_of_the_report(polyattn, add_platform, monkeypatch):
 
 
 def test_third_party_backends(polyattn, tmp_path, monkeypatch, no_vendors):
-    good = "from polyattn.vendor import *\nEXTRA = Backend('extra', (Slot('m:f', Features(dtypes=frozenset({'float32'}))),))"
+    good = "from polyattn.vendor import *\nEXTRA = Backend('extra', (Slot('m:f', Features()),))"
     modules = {"extra_good_cli": good, "extra_bad_cli": "raise OSError('libextra.so')"}
     entries = {
         "cpu.extra": "extra_good_cli:EXTRA",

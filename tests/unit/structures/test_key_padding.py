@@ -36,8 +36,11 @@ def test_all_constructors_say_the_same_padding(padding):
     assert (meta.cu_seqlens.dtype, meta.indices.dtype) == (torch.int32, torch.int64)
 
 
-def test_padding_with_holes():
-    padding = pa.KeyPadding.from_mask([[F, T, T, F, T], [T, F, T, F, T]])
+@pytest.mark.parametrize("padding", [
+    pa.KeyPadding.from_mask([[F, T, T, F, T], [T, F, T, F, T]]),
+    pa.KeyPadding.from_ranges([[(1, 2), (2, 3), (4, 5)], [(0, 1), (2, 3), (4, 5)]], 5),
+], ids=["mask", "ranges"])  # fmt: skip
+def test_padding_with_holes(padding):
     assert padding.ranges == (((1, 3), (4, 5)), ((0, 1), (2, 3), (4, 5)))
     assert (padding.facts.prefix, padding.facts.common_prefix) == (False, None)
     assert meta_of(padding).indices.tolist() == [1, 2, 4, 5, 7, 9]

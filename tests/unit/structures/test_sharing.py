@@ -1,5 +1,8 @@
 """One derivation per device serves all layers and threads, and nothing grows without a bound."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -111,19 +114,40 @@ class _CapturingDevice:
 
 
 def test_a_capture_is_noticed_without_being_told(monkeypatch):
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: _CapturingDevice)
+    monkeypatch.setattr(torch, "hpu", _CapturingDevice, raising=False)
     monkeypatch.setattr(_CapturingDevice, "capturing", True)
-    cuda = torch.device("cuda", 0)
-    with pytest.raises(RuntimeError, match=r"structure\.to\('cuda:0'\)"):
-        pa.KeyPadding.from_lengths([4, 2], 4).bind(cuda, *SHAPES["key_padding"])
-    with pytest.raises(RuntimeError, match=r"structure\.to\('cuda:0'\)"):
-        transfer.send(torch.ones(2), cuda)
+    with pytest.raises(RuntimeError, match=r"structure\.to\('hpu:0'\)"):
+        pa.KeyPadding.from_lengths([4, 2], 4).bind(torch.device("hpu", 0), *SHAPES["key_padding"])
+    with pytest.raises(RuntimeError, match=r"structure\.to\('hpu:0'\)"):
+        transfer.send(torch.ones(2), torch.device("hpu", 0))
     monkeypatch.setattr(_CapturingDevice, "capturing", False)
-    assert not transfer.is_capturing(cuda)
+    assert not transfer.is_capturing(torch.device("hpu", 0))
 
 
 def test_the_cpu_never_captures_and_an_unused_device_neither(monkeypatch):
     assert not transfer.is_capturing(CPU)
     monkeypatch.setattr(_CapturingDevice, "is_initialized", staticmethod(lambda: False))
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: _CapturingDevice)
-    assert not transfer.is_capturing(torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "hpu", _CapturingDevice, raising=False)
+    assert not transfer.is_capturing(torch.device("hpu", 0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_another_thread_derives_leaves_no_lock_behind():
+    program = """
+import os, threading, time, torch, polyattn as pa
+from polyattn.structures.base import deriving
+held = threading.Event()
+def derive():
+    with deriving:
+        held.set()
+        time.sleep(0.3)
+threading.Thread(target=derive).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    pa.KeyPadding.from_lengths([1], 1).bind(torch.device("cpu"), (1, 1, 1, 8), (1, 1, 1, 8))
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "7", done.stderr

@@ -25,7 +25,7 @@ def seen(spans, queries, keys, ranges=None):
     ([(0, 2), (2, 4)], 4, 4, None, [2, 2, 4, 4]),
     ([(0, 2)], 5, 2, None, [0, 0, 0, 2, 2]),
     ([], 0, 3, None, []),
-], ids="A B C D E adjacent more-queries-than-keys no-query".split())  # fmt: skip
+], ids=["A", "B", "C", "D", "E", "adjacent", "more-queries-than-keys", "no-query"])  # fmt: skip
 def test_the_worked_examples(spans, queries, keys, ranges, ends):
     assert seen(spans, queries, keys, ranges) == ends
 

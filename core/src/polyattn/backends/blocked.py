@@ -72,7 +72,7 @@ def _block(
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.view(batch, heads, rows, keys)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(k.dtype)
+        scores = scores.where(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(k.dtype)
     peak = scores.detach().amax(dim=-1, keepdim=True)
     peak = peak.masked_fill(peak.isneginf(), 0.0)
     weights = (scores - peak).exp()

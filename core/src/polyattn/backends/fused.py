@@ -31,7 +31,7 @@ def portable(
     if scale <= 0.0:
         q, scale = _signed(q, scale)
     out = scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.0, causal,
+        _heads_first(q), _heads_first(k), _heads_first(v), mask, 0.0, causal,
         scale=scale, enable_gqa=k.shape[2] != q.shape[2],
     )  # fmt: skip
     return out.transpose(1, 2), None
@@ -86,7 +86,7 @@ def _flash_groups_heads() -> bool:
 
 
 def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
-    """[B,S,H,D] -> [B,H,S,D] with a dense last axis, without which the flash kernel is left for a slower one."""
+    """[B,S,H,D] -> [B,H,S,D] with a dense last axis, without which torch leaves its fused kernels for a slower one."""
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).transpose(1, 2)
 
 
@@ -94,7 +94,7 @@ def _with_lse(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
+        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(mask.logical_not(), float("-inf"))
     out, lse = _flash_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     lse = lse.float()
     if mask is not None:  # the kernel says 0.0 for a row that sees nothing

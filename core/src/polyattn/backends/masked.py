@@ -72,7 +72,7 @@ def by_visibility(
 ) -> Result:
     """Attention of q [B,Sq,H,D] that sees what `visibility` says; the mask exists for one block of rows at a time."""
     blind = visibility.blind_rows
-    hidden = ~over_heads(visibility.seen_keys)
+    hidden = over_heads(visibility.seen_keys.logical_not())
     q, k, v = q.masked_fill(over_heads(blind), 0.0), k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
     rows = max(1, _ENTRIES // max(1, visibility.first.shape[0] * visibility.keys))
     one = rows >= visibility.first.shape[1]
@@ -105,7 +105,7 @@ def with_positions(meta: MaskMeta, queries: int, keys: int, causal: bool, window
         seen = of_positions(queries, keys, causal, window, meta.tensor.device).mask
         if meta.keep is not None:
             return mask_meta(meta.keep & seen, reduce_pairs=True)
-        return mask_meta(meta.tensor.masked_fill(~seen, float("-inf")), reduce_pairs=True)
+        return mask_meta(meta.tensor.where(seen, float("-inf")), reduce_pairs=True)
 
     if meta.tensor.requires_grad:  # kept, it would hold on to one backward's graph
         return build()
@@ -120,21 +120,23 @@ def _blank(meta: MaskMeta, group: int) -> Blank:
     """Rows and keys that nothing reaches. A mask on a device is reduced only as far as its structure did."""
     tensor = meta.tensor.detach()
     if not on_host(tensor):
-        keys = None if meta.visible_keys is None else ~over_heads(meta.visible_keys)
+        keys = None if meta.visible_keys is None else over_heads(meta.visible_keys.logical_not())
         return Blank(None, keys)
 
     def build() -> Blank:
-        keep = meta.keep if meta.keep is not None else ~tensor.isneginf()
+        keep = meta.keep if meta.keep is not None else tensor.isneginf().logical_not()
         keys = keep.any(dim=2)
         if keys.shape[1] > 1:  # a KV head's keys are seen by the query heads that share it
             keys = keys.unflatten(1, (-1, group)).any(dim=2)
-        return Blank(_unless_none(~keep.any(dim=3).transpose(1, 2)), _unless_none(~keys.transpose(1, 2)))
+        return Blank(_unseen(keep.any(dim=3)), _unseen(keys))
 
     return derived(meta, ("blank", group), build)
 
 
-def _unless_none(hidden: torch.Tensor) -> torch.Tensor | None:
-    return hidden.unsqueeze(-1) if bool(hidden.any()) else None
+def _unseen(seen: torch.Tensor) -> torch.Tensor | None:
+    """[B,H,S] -> what is not seen, [B,S,H,1]; None if all is."""
+    hidden = seen.logical_not().transpose(1, 2).unsqueeze(-1)
+    return hidden if bool(hidden.any()) else None
 
 
 def _bias(meta: MaskMeta, dtype: torch.dtype) -> torch.Tensor:

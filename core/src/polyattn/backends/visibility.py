@@ -68,7 +68,7 @@ class Visibility:
     def blind_rows(self) -> torch.Tensor:
         """Bool [B|1,Sq|1]: query rows that are not asked or whose interval is empty."""
         blind = self.last == self.first
-        return blind if self.asked is None else blind | ~self.asked
+        return blind if self.asked is None else blind | self.asked.logical_not()
 
 
 def of_positions(queries: int, keys: int, causal: bool, window: Window, device: torch.device) -> Visibility:

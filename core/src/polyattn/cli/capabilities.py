@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from polyattn.cli.installed import loadable, record_of
+from polyattn.cli.installed import installed
 from polyattn.cli.report import Section
 from polyattn.discovery import backends_of
 from polyattn.discovery.loading import cause
@@ -29,14 +29,14 @@ def matrix(platform: str, backends: Iterable[Backend]) -> Matrix:
     }
 
 
-def installed() -> tuple[list[Matrix], list[str]]:
+def installed_matrices() -> tuple[list[Matrix], list[str]]:
     """The matrix of every installed platform, its devices present or not; and why one is missing, a line each."""
     matrices, errors = [], []
-    for report in loadable():
+    for platform in installed():
         try:
-            matrices.append(matrix(report.name, backends_of(record_of(report))))
+            matrices.append(matrix(platform.name, backends_of(platform)))
         except BROKEN as error:
-            errors.append(f"no capabilities of {report.name}: {cause(error)}")
+            errors.append(f"no capabilities of {platform.name}: {cause(error)}")
     return matrices, errors
 
 

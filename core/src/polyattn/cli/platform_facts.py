@@ -14,21 +14,25 @@ from polyattn.vendor import Backend, Machine, Platform, Request, Slot, TensorFac
 
 def platform_facts(platform: Platform, devices: int) -> dict[str, Any]:
     """The platform's facts, JSON-ready; what cannot be read is there as an error."""
-    machines, errors = _machines(platform, devices)
-    facts = {
+    facts: dict[str, Any] = {
         "platform": platform.name,
         "device_type": platform.device_type,
-        "devices": [machine.as_dict() for machine in machines],
-        "device_errors": errors,
+        "devices": [],
+        "device_errors": [],
+        "backends": [],
+        "capabilities": {"platform": platform.name, "backends": {}},
+        "error": "",
     }
     try:
+        machines, facts["device_errors"] = _machines(platform, devices)
+        facts["devices"] = [machine.as_dict() for machine in machines]
         backends = backends_of(platform)
         first = machines[0] if machines else None
-        asked = [backend_facts(backend, platform.name, first) for backend in backends]
-        return {**facts, "backends": asked, "capabilities": matrix(platform.name, backends), "error": ""}
+        facts["backends"] = [backend_facts(backend, platform.name, first) for backend in backends]
+        facts["capabilities"] = matrix(platform.name, backends)
     except BROKEN as error:
-        nothing = {"platform": platform.name, "backends": {}}
-        return {**facts, "backends": [], "capabilities": nothing, "error": cause(error)}
+        facts["error"] = cause(error)
+    return facts
 
 
 def backend_facts(backend: Backend, platform: str, machine: Machine | None) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from polyattn.choice import check_names, parse_choice
 from polyattn.cli.failure import UsageError
 from polyattn.cli.torch_facts import torch_facts
-from polyattn.discovery import all_backend_names, current_platform
+from polyattn.discovery import all_backend_names, backends_of, current_platform
 from polyattn.environment import environment
 from polyattn.errors import BackendUnavailable
+from polyattn.vendor import Platform
 
 
 def need_torch() -> None:
@@ -20,19 +21,19 @@ def need_torch() -> None:
 def need_platform() -> None:
     """Raise where our variables are malformed, or ask for a platform or a backend that nobody has."""
     try:
-        name = current_platform.name
-        check_environment_choice(name)
+        check_environment_choice(current_platform.platform)
     except BackendUnavailable:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def check_environment_choice(platform: str) -> None:
+def check_environment_choice(platform: Platform) -> None:
     """Raise ValueError where POLYATTN_BACKEND names a backend that nobody has: every call would."""
     choice = environment().backend
     if choice is not None:
-        check_names(parse_choice(choice, "environment"), platform, all_backend_names())
+        here = [backend.name for backend in backends_of(platform)]
+        check_names(parse_choice(choice, "environment"), platform.name, here, all_backend_names)
 
 
 def split_backend(platform: str | None, backend: str | None) -> tuple[str | None, str | None]:

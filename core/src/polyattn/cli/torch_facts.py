@@ -22,7 +22,10 @@ def torch_facts() -> dict[str, Any]:
 
         if not hasattr(torch, "Tensor"):
             raise ImportError(f"what is found as torch, {list(torch.__path__)}, is not PyTorch")
-        build = {name: getattr(torch.version, name) for name in sorted(torch.version.__all__) if name != "__version__"}
+        facts_of_build = ((name, value) for name, value in vars(torch.version).items() if not name.startswith("_"))
+        build = {
+            name: value for name, value in sorted(facts_of_build) if value is None or isinstance(value, (str, bool))
+        }
         return {**facts, "version": torch.__version__, "build": build}
     except BROKEN as error:
         return {**facts, "error": cause(error), "hint": _hint(error, facts["extensions"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from itertools import count
 from threading import RLock
@@ -19,7 +20,10 @@ _PREPARED_LIMIT = 32
 _BOUND_LIMIT = 64
 _ROUTE_KEY_LIMIT = 4096
 
+#: Held while a structure derives or a cache changes; never by another thread across a fork.
 deriving = RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=deriving.acquire, after_in_parent=deriving.release, after_in_child=deriving.release)
 _route_keys: dict[Any, int] = {}
 _new_route_key = count(1).__next__
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from operator import sub
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -59,11 +61,6 @@ class KeyPadding(Structure):
         return structure
 
     @classmethod
-    def _on_host(cls, keep: torch.Tensor, queries: Queries | None) -> KeyPadding:
-        """From a bool [B,Sk] on the host that nobody else holds."""
-        return cls._build(keep, _read(keep), queries)
-
-    @classmethod
     def from_lengths(
         cls, lengths: Any, max_len: int, *, queries: Queries | None = None, check: bool = False
     ) -> KeyPadding:
@@ -77,7 +74,7 @@ class KeyPadding(Structure):
             row = next(row for row, length in enumerate(values) if length > width)
             raise ValueError(f"lengths: row {row} has {values[row]} keys, more than max_len {width}")
         keep = torch.arange(width) < torch.tensor(values, dtype=torch.int64)[:, None]
-        return cls._build(keep, HostKeep(keep, values, prefix=True), queries)
+        return cls._build(keep, HostKeep(keep, values, True, tuple(map(_prefix, values))), queries)
 
     @classmethod
     def from_mask(cls, mask: Any, *, queries: Queries | None = None, check: bool = False) -> KeyPadding:
@@ -94,21 +91,25 @@ class KeyPadding(Structure):
             )
         given = given.detach()
         keep = given.clone() if given.dtype == torch.bool else given != 0
-        if check or on_host(given):
-            return cls._on_host(keep.cpu(), queries)
-        return cls._build(keep, None, queries)
+        if not on_host(given) and not check:
+            return cls._build(keep, None, queries)
+        host = _read(keep.cpu())
+        return cls._build(host.keep, host, queries)
 
     @classmethod
     def from_ranges(cls, ranges: Any, max_len: int, *, queries: Queries | None = None) -> KeyPadding:
         """Row b keeps the half-open `ranges[b]`, sorted and disjoint, within `max_len`; host data."""
-        rows = intervals_of("ranges", ranges)
-        keep = torch.zeros(len(rows), integer("max_len", max_len), dtype=torch.bool)
+        width = integer("max_len", max_len)
+        rows = tuple(map(_merged, intervals_of("ranges", ranges)))
+        keep = torch.zeros(len(rows), width, dtype=torch.bool)
         for row, pairs in enumerate(rows):
-            if pairs and pairs[-1][1] > max_len:
-                raise ValueError(f"ranges[{row}]: {pairs[-1]} ends past max_len {max_len}")
+            if pairs and pairs[-1][1] > width:
+                raise ValueError(f"ranges[{row}]: {pairs[-1]} ends past max_len {width}")
             for start, end in pairs:
                 keep[row, start:end] = True
-        return cls._on_host(keep, queries)
+        lengths = tuple(sum(end - start for start, end in pairs) for pairs in rows)
+        prefix = all(pairs == _prefix(length) for pairs, length in zip(rows, lengths, strict=True))
+        return cls._build(keep, HostKeep(keep, lengths, prefix, rows), queries)
 
     @property
     def ranges(self) -> Ranges | None:
@@ -155,14 +156,15 @@ class KeyPadding(Structure):
 
 @dataclass(frozen=True, eq=False)
 class HostKeep:
-    """What the host knows of a padding, shared by all devices: keep [B,Sk] bool, kept keys of each row.
+    """What the host knows of a padding, shared by all devices.
 
-    prefix: every row keeps a prefix of its keys.
+    keep [B,Sk] bool; kept keys of each row; whether every row keeps a prefix of its keys; the ranges, where stated.
     """
 
     keep: torch.Tensor
     lengths: tuple[int, ...]
     prefix: bool
+    stated: Ranges | None
 
     @property
     def common_prefix(self) -> int | None:
@@ -171,13 +173,21 @@ class HostKeep:
 
     @cached_property
     def ranges(self) -> Ranges:
-        if self.prefix:
-            return tuple(((0, length),) if length else () for length in self.lengths)
-        return _ranges_of(self.keep)
+        """Kept half-open ranges of each row, the longest there are."""
+        return _ranges_of(self.keep) if self.stated is None else self.stated
 
     @cached_property
     def indices(self) -> torch.Tensor:
-        return self.keep.flatten().nonzero().squeeze(1)
+        """Flat positions b*Sk+j of the kept keys [nnz] int64."""
+        if self.stated is None:
+            return self.keep.flatten().nonzero().squeeze(1)
+        # from numbers alone, so that fake tensors do
+        width, total = self.keep.shape[1], sum(self.lengths)
+        starts = [row * width + start for row, pairs in enumerate(self.stated) for start, _ in pairs]
+        sizes = [end - start for pairs in self.stated for start, end in pairs]
+        before = list(accumulate(sizes, initial=0))[:-1]
+        shifts = torch.tensor(list(map(sub, starts, before)), dtype=torch.int64)
+        return torch.arange(total) + shifts.repeat_interleave(torch.tensor(sizes), output_size=total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,10 +242,24 @@ class KeyPaddingMeta(Meta):
         return self.host
 
 
+def _prefix(length: int) -> Intervals:
+    return ((0, length),) if length else ()
+
+
+def _merged(pairs: Intervals) -> Intervals:
+    merged: list[tuple[int, int]] = []
+    for start, end in pairs:
+        if merged and merged[-1][1] == start:
+            start, _ = merged.pop()
+        merged.append((start, end))
+    return tuple(merged)
+
+
 def _read(keep: torch.Tensor) -> HostKeep:
     counts = keep.sum(dim=1)
     prefix = torch.equal(keep, torch.arange(keep.shape[1]) < counts[:, None])
-    return HostKeep(keep, tuple(counts.tolist()), prefix)
+    lengths = tuple(counts.tolist())
+    return HostKeep(keep, lengths, prefix, tuple(map(_prefix, lengths)) if prefix else None)
 
 
 def _ranges_of(keep: torch.Tensor) -> Ranges:

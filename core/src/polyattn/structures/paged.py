@@ -183,7 +183,7 @@ def _table(data: Any, check: bool) -> tuple[torch.Tensor, Table | None]:
         return own(integer_tensor("block_table", data, 2, shape).to(torch.int32)), None
     table = integer_table("block_table", data, shape)
     if isinstance(data, torch.Tensor):  # a table of a server's size, which lists would take milliseconds to rebuild
-        return data.cpu().clamp(-1, INT32_LIMIT).to(torch.int32), table
+        return data.cpu().to(torch.int64).clamp(-1, INT32_LIMIT).to(torch.int32), table
     width = len(table[0]) if table else 0
     return torch.tensor([_int32(entries) for entries in table], dtype=torch.int32).reshape(len(table), width), table
 

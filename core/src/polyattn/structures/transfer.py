@@ -26,7 +26,7 @@ def is_capturing(device: torch.device) -> bool:
     """Whether the device's current stream is being captured into a graph; False where graphs do not exist."""
     if device.type in ("cpu", "meta"):
         return False
-    module = torch.get_device_module(device.type)
+    module = getattr(torch, device.type, None)
     initialized = getattr(module, "is_initialized", None)
     capturing = getattr(module, "is_current_stream_capturing", None)
     if capturing is None or (initialized is not None and not initialized()):

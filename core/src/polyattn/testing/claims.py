@@ -61,12 +61,17 @@ def unaccepted_claims(target: Target, cases: Sequence[Case]) -> tuple[str, ...]:
         for case in cases:
             if left <= dtypes.keys() - {name}:
                 break
-            decision, request = _decided(target, case, dtype)
-            if isinstance(decision, Accepted):
-                left -= needs_of(request) & claims_of(decision.slot.features)
+            left -= _shown(target, case, dtype)
     return tuple(sorted(left))
 
 
-def _decided(target: Target, case: Case, dtype: torch.dtype) -> tuple[Accepted | Rejected, Request]:
-    explanation = explained(ask(case, target, dtype))
-    return decision_of(target, explanation), explanation.request
+def _shown(target: Target, case: Case, dtype: torch.dtype) -> frozenset[str]:
+    """The claims that the backend accepts this case by."""
+    try:
+        explanation = explained(ask(case, target, dtype))
+    except Exception:  # the case itself reports what the backend's check raised
+        return frozenset()
+    decision = decision_of(target, explanation)
+    if not isinstance(decision, Accepted):
+        return frozenset()
+    return needs_of(explanation.request) & claims_of(decision.slot.features)
