@@ -338,6 +338,37 @@ class TestSharing:
         assert len(derived._entries) <= kept
 
 
+class TestCompiled:
+    """The whole model in one graph says what it says in eager mode; nothing in it depends on data read while tracing."""
+
+    @pytest.fixture(autouse=True)
+    def _fresh(self):
+        torch.compiler.reset()
+        yield
+        torch.compiler.reset()
+
+    def same_as_eager(self, model, **inputs):
+        eager = run(model, "polyattn", **inputs)
+        compiled = run(torch.compile(model, fullgraph=True, backend="eager"), "polyattn", **inputs)
+        torch.testing.assert_close(compiled, eager, **CLOSE)
+
+    @pytest.mark.parametrize("make", [bert, llama])
+    def test_padded(self, make):
+        ids, mask = padded("left")
+        self.same_as_eager(make(), input_ids=ids, attention_mask=mask)
+
+    @pytest.mark.parametrize("stated", ["boundaries", "positions", "both"])
+    @pytest.mark.parametrize("make", [bert, llama, lambda: mistral(4)])
+    @pytest.mark.parametrize("use_cache", [True, False])
+    def test_packed(self, make, stated, use_cache):
+        model, (ids, positions, boundaries) = make(), packed()
+        more = {"cu_seq_lens_q": boundaries, "max_length_q": 12} if stated != "positions" else {}
+        more |= {"position_ids": positions} if stated != "boundaries" else {}
+        if model.config.model_type != "bert":
+            more["use_cache"] = use_cache
+        self.same_as_eager(model, input_ids=ids, **more)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         "name", ["s_aux", "sinks", "head_mask", "position_bias", "block_table", "output_attentions", "a_new_argument"]

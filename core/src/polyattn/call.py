@@ -10,7 +10,7 @@ import torch
 from polyattn.arguments import checked
 from polyattn.choice import Choice, parse_choice
 from polyattn.distributed.glued import attend_glued
-from polyattn.environment import environment, on_reload
+from polyattn.environment import BACKEND, environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of
 from polyattn.quant import Quant, as_quant, skipped
 from polyattn.scope import choice_here, logs_here, step_here
@@ -195,7 +195,7 @@ def stated_choices(argument: str | None, context: str | None, configured: str | 
         ("argument", argument),
         ("context", context),
         ("configure", configured),
-        ("environment", environment().backend),
+        ("environment", environment().given.get(BACKEND) or None),
     )
     return tuple(parse_choice(text, source) for source, text in stated if text is not None)
 

@@ -8,13 +8,15 @@ import torch
 
 from polyattn.arguments import checked, checked_scale
 from polyattn.call import find_plan
-from polyattn.choice import check_names, parse_choice
+from polyattn.choice import AUTOMATIC, check_names, chosen_first, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
 from polyattn.distributed.glued import attend_glued
+from polyattn.door.backend import Backend, Features
 from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import Platform
+from polyattn.door.resolution import missing_requirements
 from polyattn.errors import UnsupportedRequest
-from polyattn.plan import owner_of
+from polyattn.plan import machine_of, owner_of
 from polyattn.quant import as_quant, layer_index, skipped
 from polyattn.request import dtype_name
 from polyattn.structures import KeyPadding, Structure
@@ -146,24 +148,23 @@ class Attention(torch.nn.Module):
         Asked before a mask is built; `device` defaults to the current platform's.
         """
         platform = current_platform.platform if device is None else owner_of(torch.device(device).type)
-        names = None
-        choice = self.backend or self.configured
-        if choice is not None:
-            parsed = parse_choice(choice, "argument")
-            names = None if parsed.auto else parsed.names
-        for backend in backends_of(platform):
-            if names is not None and backend.name not in names and f"{platform.name}:{backend.name}" not in names:
-                continue
-            for slot in backend.slots:
-                features = slot.features
-                fits = (
-                    (dtype is None or dtype_name(dtype) in features.dtypes)
-                    and (features.head_dims is None or self.head_dim in features.head_dims)
-                    and (features.gqa or self.num_heads == self.num_kv_heads)
-                )
-                if fits and cap in capabilities_of(features):
-                    return True
-        return False
+        machine = machine_of(platform, f"{platform.device_type}:0")
+        text = self.backend or self.configured
+        choice = AUTOMATIC if text is None else parse_choice(text, "argument")
+        named, automatic = chosen_first(choice, platform.name, backends_of(platform))
+        return any(
+            cap in capabilities_of(slot.features) and self._fits(slot.features, dtype)
+            for backend in (*named, *automatic)
+            if not missing_requirements(backend.requires, machine)
+            for slot in backend.slots
+        )
+
+    def _fits(self, features: Features, dtype: torch.dtype | None) -> bool:
+        return (
+            (dtype is None or dtype_name(dtype) in features.dtypes)
+            and (features.head_dims is None or self.head_dim in features.head_dims)
+            and (features.gqa or self.num_heads == self.num_kv_heads)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "last_route": None}  # a route belongs to the process that found it
@@ -240,14 +241,22 @@ def _names(platform: Platform) -> tuple[str, ...]:
     return tuple(backend.name for backend in backends_of(platform))
 
 
-def _check_quant(method: str, backend: str | None) -> None:
+def _check_quant(method: str, choice: str | None) -> None:
+    """Refuse when the layer is built what none of the backends that it may use on the current platform does."""
     platform = current_platform.platform
-    offered = sorted({name for b in backends_of(platform) for slot in b.slots for name in slot.features.quant})
-    if method not in offered:
+    parsed = AUTOMATIC if choice is None else parse_choice(choice, "argument")
+    named, automatic = chosen_first(parsed, platform.name, backends_of(platform))
+    eligible = (*named, *automatic)
+    offered = {backend.name: _quants(backend) for backend in eligible}
+    if eligible and not any(method in methods for methods in offered.values()):
+        has = "; ".join(f"{name} supports ({', '.join(methods) or 'none'})" for name, methods in offered.items())
         raise UnsupportedRequest(
-            f"quant {method!r} is not supported by any backend of {platform.name}: "
-            f"supported are ({', '.join(offered) or 'none'})",
-            backend=backend,
+            f"quant {method!r} is not supported on {platform.name}: {has}",
+            backend=choice,
             platform=platform.name,
-            reasons={b.name: (f"quant {method!r} is not supported",) for b in backends_of(platform)},
+            reasons={name: (f"quant {method!r} not in ({', '.join(m) or 'none'})",) for name, m in offered.items()},
         )
+
+
+def _quants(backend: Backend) -> list[str]:
+    return sorted({method for slot in backend.slots for method in slot.features.quant})

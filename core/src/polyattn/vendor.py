@@ -32,7 +32,7 @@ from polyattn.door.backend import Backend, Features, Options, Requires, Slot
 from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import API_LEVEL, Declined, Found, Machine, Platform
 from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts
-from polyattn.door.resolution import Accepted, Decision, Rejected, resolve, unmet
+from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
 
 __all__ = [
     "API_LEVEL",
@@ -54,6 +54,7 @@ __all__ = [
     "StructureFacts",
     "TensorFacts",
     "capabilities_of",
+    "missing_requirements",
     "resolve",
     "unmet",
 ]

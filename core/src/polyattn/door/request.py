@@ -47,7 +47,7 @@ class StructureFacts:
     documents       packed: number of documents; paged: number of rows
     queries         key padding: "same" (padded query rows return 0) or "all"
     prefix          key padding: every row keeps a prefix of its keys (None: not known on the host)
-    common_prefix   key padding, packed: the one kept length all rows share, when the host knows it
+    common_prefix   key padding: the one kept length that all rows share, when the host knows it
     mask_shape      mask: its shape, expanded to rank 4 with broadcast axes of size 1
     mask_dtype      mask: "bool", or the dtype name of an additive mask
     mask_grad       mask: the additive mask wants a gradient

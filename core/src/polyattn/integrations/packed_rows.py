@@ -1,6 +1,7 @@
 """Finds packed documents in what transformers hands over: boundaries, positions, block-diagonal masks.
 
-Batch rows are taken as laid end to end, so that boundaries and lengths count over B*S rows.
+Batch rows are taken as laid end to end, so that boundaries and lengths count over B*S rows. While tracing nothing can
+be read: there, what would need a look at the data becomes a mask inside the graph, as exact and less fast.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from transformers.utils.import_utils import is_tracing
 
 from polyattn.integrations.derived import derived
-from polyattn.structures import Packed
+from polyattn.structures import Mask, Packed
 
 Window = tuple[int, int] | None
 
@@ -26,9 +27,11 @@ def documents_of_boundaries(
         if boundaries is not None and not isinstance(boundaries, torch.Tensor):
             raise TypeError(f"{name}: a tensor [documents + 1] is needed, got {type(boundaries).__name__}")
     max_q, max_k = kwargs.get("max_length_q"), kwargs.get("max_length_k")
+    if max_q is None and is_tracing(cu_q):
+        raise ValueError("max_length_q: while tracing it is needed beside cu_seq_lens_q, which cannot be read")
 
     def build() -> Packed:
-        known = is_tracing(cu_q) or max_q is not None  # what there is no need, or no way, to read
+        known = max_q is not None  # boundaries that need not be read
         q = cu_q.detach() if known else cu_q.cpu()
         if cu_k is None or cu_k is cu_q or (not is_tracing(cu_q) and torch.equal(cu_q, cu_k)):
             packed = Packed.from_cu_seqlens(q, None, max_q)
@@ -45,23 +48,32 @@ def documents_of_boundaries(
     return derived(("boundaries", causal, window, max_q, max_k), tensors, build)
 
 
-def documents_of_positions(position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool) -> Packed | None:
+def documents_of_positions(
+    position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool
+) -> Packed | Mask | None:
     """The documents of rows whose positions go back to an earlier one; None where no row's do."""
-    packed = _restarts(position_ids, query, causal)
-    if packed is not None and causal and query.shape[2] != key.shape[2]:
+    rows, keys = query.shape[2], key.shape[2]
+    if not _may_hold_documents(position_ids, query, causal):
+        return None
+    if is_tracing(position_ids):
+        return Mask(_same(_back(position_ids).cumsum(dim=1))[:, None]) if rows == keys else None
+    packed = _restarts(position_ids, query)
+    if packed is not None and causal and rows != keys:
         raise ValueError(
-            f"position_ids: they restart within {query.shape[2]} new tokens, which makes several documents of them, "
-            f"and nothing says whose the {key.shape[2] - query.shape[2]} cached keys are"
+            f"position_ids: they restart within {rows} new tokens, which makes several documents of them, "
+            f"and nothing says whose the {keys - rows} cached keys are"
         )
-    return packed if query.shape[2] == key.shape[2] else None
+    return packed if rows == keys else None
 
 
 def documents_of_mask(
     mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
 ) -> Packed | None:
     """The documents of a mask that either is made of them, or says no more than causality and the window do."""
-    packed = _restarts(position_ids, query, causal) if query.shape[2] == key.shape[2] else None
-    if packed is None or is_tracing(mask):
+    if query.shape[2] != key.shape[2] or is_tracing(mask) or not _may_hold_documents(position_ids, query, causal):
+        return None
+    packed = _restarts(position_ids, query)
+    if packed is None:
         return None
 
     def build() -> Packed | None:
@@ -74,25 +86,36 @@ def documents_of_mask(
     return derived(("mask of documents", causal, window), (mask, position_ids), build)
 
 
-def _restarts(position_ids: Any, query: torch.Tensor, causal: bool) -> Packed | None:
+def mask_within_boundaries(mask: torch.Tensor, cu_q: torch.Tensor, query: torch.Tensor) -> Mask:
+    """A whole mask, narrowed to the documents of `cu_q`: for a graph, in which the two cannot be compared."""
+    return Mask(mask & _inside(cu_q, query)[:, None])
+
+
+def _may_hold_documents(position_ids: Any, query: torch.Tensor, causal: bool) -> bool:
+    """By shapes: several documents in one row, as transformers' varlen path has it; in several rows if causal."""
     batch, rows = query.shape[0], query.shape[2]
-    if not isinstance(position_ids, torch.Tensor) or is_tracing(position_ids):
-        return None
-    # one row of several documents, as transformers' varlen path has it; its causal masks know several rows of them
-    if rows < 2 or not (causal or batch == 1) or tuple(position_ids.shape) not in ((1, rows), (batch, rows)):
-        return None
+    if not isinstance(position_ids, torch.Tensor) or rows < 2 or not (causal or batch == 1):
+        return False
+    return tuple(position_ids.shape) in ((1, rows), (batch, rows))
+
+
+def _restarts(position_ids: torch.Tensor, query: torch.Tensor) -> Packed | None:
+    batch, rows = query.shape[0], query.shape[2]
 
     def build() -> Packed | None:
-        ids = position_ids.cpu()
-        back = ids[:, 1:] <= ids[:, :-1]
+        back = _back(position_ids.cpu())
         if not bool(back.any()):
             return None
-        starts = torch.ones(batch, rows, dtype=torch.bool)
-        starts[:, 1:] = back
-        first = starts.flatten().nonzero().flatten()
+        back[:, 0] = True
+        first = back.expand(batch, rows).flatten().nonzero().flatten()
         return Packed.from_lengths(first.diff(append=torch.tensor([batch * rows])))
 
     return derived(("positions", batch), (position_ids,), build)
+
+
+def _back(position_ids: torch.Tensor) -> torch.Tensor:
+    """bool, as position_ids: whether a position is not past the one before it."""
+    return torch.nn.functional.pad(position_ids[:, 1:] <= position_ids[:, :-1], (1, 0))
 
 
 def _agree(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> bool:
@@ -107,13 +130,24 @@ def _agree(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool
 
 def _visible(packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> torch.Tensor:
     """bool [B,S,S]: which keys of its own row a query of packed documents sees."""
-    batch, rows, documents = query.shape[0], query.shape[2], packed.cu_q.shape[0] - 1
-    flat = torch.arange(batch * rows, device=packed.cu_q.device)
-    document = torch.bucketize(flat, packed.cu_q[1:], right=True).reshape(batch, rows)
-    behind = flat[:rows, None] - flat[None, :rows]
-    visible = (document[:, :, None] == document[:, None]) & (document < documents)[:, :, None]
+    visible = _inside(packed.cu_q, query)
+    place = torch.arange(query.shape[2], device=visible.device)
+    behind = place[:, None] - place
     if causal:
         visible &= behind >= 0
     if window is not None:
         visible &= (behind <= window[0]) & (behind >= -window[1])
     return visible
+
+
+def _inside(cu_q: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """bool [B,S,S]: pairs of rows of one document; rows past the last boundary are in none."""
+    batch, rows = query.shape[0], query.shape[2]
+    place = torch.arange(batch * rows, device=cu_q.device, dtype=cu_q.dtype)
+    document = torch.bucketize(place, cu_q[1:], right=True).reshape(batch, rows)
+    return _same(document) & (document < cu_q.shape[0] - 1)[:, :, None]
+
+
+def _same(document: torch.Tensor) -> torch.Tensor:
+    """bool [B,S,S]: pairs of rows with the same number."""
+    return document[:, :, None] == document[:, None]

@@ -9,7 +9,8 @@ None           every key may be seen, subject to `is_causal`; unless `position_i
                that says no more than causality and the window do leaves documents to `position_ids`, like None
 
 A mask, and the positions of a forward, are read on the host once (as transformers' own mask functions do), never while
-tracing, and the structure made from them serves all layers. What polyattn does not do is refused by name.
+tracing, and the structure made from them serves all layers. What polyattn does not do is refused by name. In a compiled
+model documents run packed where `cu_seq_lens_q` and `max_length_q` are passed and no mask is made (`use_cache=True`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from transformers.utils.import_utils import is_tracing
 
 import polyattn as pa
 from polyattn.integrations.derived import derived
-from polyattn.integrations.packed_rows import Window, documents_of_boundaries, documents_of_mask, documents_of_positions
+from polyattn.integrations.packed_rows import (
+    Window,
+    documents_of_boundaries,
+    documents_of_mask,
+    documents_of_positions,
+    mask_within_boundaries,
+)
 from polyattn.structures import KeyPadding, Mask, Packed, Structure
 from polyattn.structures.key_padding import Queries
 
@@ -170,7 +177,11 @@ def translate(
     causal = rows > 1 and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = _window(kwargs.get("sliding_window"), causal, keys)
     structure: Structure | None
-    if kwargs.get("cu_seq_lens_q") is not None:
+    boundaries = kwargs.get("cu_seq_lens_q")
+    whole = attention_mask is not None and attention_mask.dim() == 4
+    if boundaries is not None and whole and is_tracing(attention_mask):
+        structure, causal, window = mask_within_boundaries(attention_mask, boundaries, query), False, None
+    elif boundaries is not None:
         structure = documents_of_boundaries(query, attention_mask, causal, window, kwargs)
     elif attention_mask is None:
         structure = documents_of_positions(kwargs.get("position_ids"), query, key, causal)

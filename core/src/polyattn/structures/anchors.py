@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,13 +17,11 @@ _living: dict[int, weakref.ref[Structure]] = {}
 def remember(structure: Structure) -> None:
     """Let `from_anchor` find this structure by its first anchor, as long as it lives."""
     for anchor in structure.anchors()[:1]:
-        key = id(anchor)
+        _living[id(anchor)] = weakref.ref(structure, partial(_forget, id(anchor)))
 
-        def forget(dead: weakref.ref[Structure], key: int = key) -> None:
-            if _living.get(key) is dead:
-                del _living[key]
 
-        _living[key] = weakref.ref(structure, forget)
+def _forget(key: int, _: object) -> None:
+    _living.pop(key, None)
 
 
 def from_anchor(anchor: torch.Tensor) -> Structure | None:
