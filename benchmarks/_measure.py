@@ -15,20 +15,33 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, seconds: float) -> dict[str, float]:
-    """Median microseconds a call of each, measured in turns so that all share the machine's moods.
+Samples = dict[str, list[float]]
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], *, rounds: int, seconds: float) -> Samples:
+    """Microseconds a call of each, one sample a round, measured in turns so that all share the machine's moods.
 
     Each turn of a call lasts about `seconds`.
     """
     repeats = {name: _repeats(call, seconds) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: Samples = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
             for _ in range(repeats[name]):
                 call()
             samples[name].append((time.perf_counter() - start) / repeats[name] * 1e6)
+    return samples
+
+
+def medians(samples: Samples) -> dict[str, float]:
+    """The median of each."""
     return {name: statistics.median(taken) for name, taken in samples.items()}
+
+
+def added(samples: Samples, name: str, base: str) -> float:
+    """How much longer `name` takes than `base`: the median of the rounds' differences."""
+    return statistics.median(a - b for a, b in zip(samples[name], samples[base], strict=True))
 
 
 def _repeats(call: Callable[[], object], seconds: float) -> int:

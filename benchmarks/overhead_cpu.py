@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _measure import interleaved, report, target
+from _measure import added, interleaved, medians, report, target
 
 import polyattn as pa
 from polyattn.plan import load_call
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    q = torch.randn(1, 64, 2, 64)
+    q = torch.randn(1, 4, 2, 64)  # the smaller the call, the sharper the difference
     layer = pa.Attention(2, 64)
     calls: dict[str, Callable[[], Any]] = {
         "slot": _slot(q),
@@ -34,17 +34,20 @@ def main() -> int:
         **_diffusers(q),
     }
     with torch.inference_mode():
-        times = interleaved(calls, rounds=asked.rounds, seconds=0.02)
-    function, module = times["attention"] - times["slot"], times["layer"] - times["slot"]
+        samples = interleaved(calls, rounds=asked.rounds, seconds=0.02)
+    function, module = added(samples, "attention", "slot"), added(samples, "layer", "slot")
+    extra: dict[str, float] = {}
     targets = {
         "attention adds, us": target(function, at_most=5.0),
         "layer adds, us": target(module, at_most=8.0),
     }
-    if "diffusers dispatch" in times:
-        theirs = times["diffusers dispatch"] - times["diffusers native"]
+    if "diffusers dispatch" in calls:
+        theirs = added(samples, "diffusers dispatch", "diffusers native")
         targets["attention / diffusers' addition"] = target(function / theirs, at_most=1 / 3)
         targets["layer / diffusers' addition"] = target(module / theirs, at_most=1 / 2)
-    return report("overhead_cpu", {"microseconds": times, "targets": targets}, write=asked.write)
+        checked = added(samples, "diffusers dispatch, checks on", "diffusers native")
+        extra = {"diffusers' addition, us": theirs, "the same with its checks on, us": checked}
+    return report("overhead_cpu", {"microseconds": medians(samples) | extra, "targets": targets}, write=asked.write)
 
 
 def _slot(q: torch.Tensor) -> Callable[[], Any]:
@@ -61,10 +64,20 @@ def _diffusers(q: torch.Tensor) -> dict[str, Callable[[], Any]]:
         from diffusers.models import attention_dispatch as dispatch
     except ImportError:
         return {}
-    native = dispatch._AttentionBackendRegistry._backends[dispatch.AttentionBackendName.NATIVE]
+    registry = dispatch._AttentionBackendRegistry
+    native = registry._backends[dispatch.AttentionBackendName.NATIVE]
+
+    def checked() -> Any:
+        registry._checks_enabled = True  # as DIFFUSERS_ATTN_CHECKS=1 does; polyattn always checks
+        try:
+            return dispatch.dispatch_attention_fn(q, q, q)
+        finally:
+            registry._checks_enabled = False
+
     return {
         "diffusers native": lambda: native(q, q, q),
         "diffusers dispatch": lambda: dispatch.dispatch_attention_fn(q, q, q),
+        "diffusers dispatch, checks on": checked,
     }
 
 

@@ -1,14 +1,18 @@
 """What the kit itself promises: whole reports, honest refusals, tolerances that cannot be widened."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from polyattn.structures import Packed
 from polyattn.testing import run_conformance
 from polyattn.testing.cases import ALL_CASES, Call, Maker
+from polyattn.testing.claims import refusal_problems
 from polyattn.testing.compare import CEILINGS, lse_problems, output_problems, tolerance
 from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
-from polyattn.testing.targets import targets, why_absent
+from polyattn.testing.targets import Target, targets, why_absent
+from polyattn.vendor import Backend, Features, Found, Machine, Platform, Rejected, Request, Slot, TensorFacts
 
 
 def test_a_report_counts_each_structure_and_reaches_json() -> None:
@@ -109,6 +113,24 @@ def test_what_is_wrong_with_an_lse_is_said() -> None:
     assert "dtype" in lse_problems(want, want, like, 1e-5)[0]
     assert "-inf" in lse_problems(torch.tensor([[1.0, 0.0]]), want, like, 1e-5)[0]
     assert "off by more" in lse_problems(torch.tensor([[1.4, -torch.inf]]), want, like, 1e-5)[0]
+
+
+TAKES_IT, TAKES_NOTHING = Features(dtypes=frozenset({"float32"})), Features()
+
+
+def refusal(features: Features, check: Any) -> list[str]:
+    backend = Backend("toy", (Slot("toy:attend", features),), check=check)
+    facts = TensorFacts.contiguous((1, 4, 2, 8), "float32")
+    decision = Rejected(backend, ("out of order",))
+    platform = Platform("toy", "cpu", 1, lambda: Found(), lambda device: Machine("toy", "cpu"), (backend,))
+    return refusal_problems(decision, Request(facts, facts, facts), Target(platform, backend))
+
+
+def test_a_refusal_is_wrong_where_features_claim_the_request_and_the_check_does_not_object() -> None:
+    assert "claims all that is asked" in refusal(TAKES_IT, lambda request, machine: ())[0]
+    assert refusal(TAKES_IT, lambda request, machine: ("out of order",)) == []
+    assert refusal(TAKES_NOTHING, lambda request, machine: ()) == []
+    assert "ZeroDivisionError" in refusal(TAKES_IT, lambda request, machine: (1 // 0,))[0]
 
 
 def test_cases_reach_what_the_brief_of_the_kit_names() -> None:

@@ -10,7 +10,7 @@ import torch
 
 import polyattn as pa
 
-transformers = pytest.importorskip("transformers", minversion="5.0")
+transformers = pytest.importorskip("transformers", minversion="5.4")
 bridge = pytest.importorskip("polyattn.integrations.transformers")
 
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
@@ -95,6 +95,11 @@ class TestInstall:
     def test_a_name_that_transformers_uses_or_reads_a_meaning_into_is_refused(self, name):
         with pytest.raises(ValueError, match="name: "):
             bridge.install(name)
+
+    def test_a_transformers_whose_mask_functions_differ_is_refused_with_its_version(self, monkeypatch):
+        monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", lambda batch_size, cache_position, **rest: None)
+        with pytest.raises(pa.BackendUnavailable, match=transformers.__version__):
+            bridge.install()
 
     def test_another_name_works_as_well(self):
         model, (ids, mask) = bert(), padded("right")
@@ -339,7 +344,7 @@ class TestSharing:
 
 
 class TestCompiled:
-    """The whole model in one graph says what it says in eager mode; nothing in it depends on data read while tracing."""
+    """The whole model in one graph says what it says in eager mode, though nothing can be read while tracing."""
 
     @pytest.fixture(autouse=True)
     def _fresh(self):

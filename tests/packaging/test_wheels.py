@@ -63,6 +63,13 @@ def test_the_versions_agree(wheels: dict[str, Path]) -> None:
     assert {metadata(wheel)["Version"] for wheel in wheels.values()} == {metadata(wheels["polyattn"])["Version"]}
 
 
+def test_the_core_states_its_version_itself(wheels: dict[str, Path]) -> None:
+    """`polyattn.__version__` is written down: reading metadata would slow `import polyattn`."""
+    assert f'__version__ = "{metadata(wheels["polyattn"])["Version"]}"' in read(
+        wheels["polyattn"], "polyattn/__init__.py"
+    )
+
+
 def test_the_core_needs_torch_alone(wheels: dict[str, Path]) -> None:
     assert [need for need in needs(wheels["polyattn"]) if "extra ==" not in need] == ["torch>=2.6"]
 

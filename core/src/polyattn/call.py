@@ -123,10 +123,12 @@ def find_plan(
     layer: int | None,
     deterministic: bool,
     options: Any,
+    heads: tuple[int, int, int] | None = None,
 ) -> Plan:
     """The remembered plan of a call, or a new one; counts it in the active route logs.
 
-    `configured` is a `pa.configure` choice, weaker than the context's; `layer` the index that `Quant` may skip.
+    `configured` is a `pa.configure` choice, weaker than the context's; `layer` the index that `Quant` may skip; `heads`
+    (query heads, head_dim, KV heads) are what a layer expects.
     """
     key: Any = None
     try:
@@ -139,7 +141,7 @@ def find_plan(
             None if out is None else (out.shape, out.dtype, out.device, out.requires_grad),
             out is not None and (out is q or out is k or out is v),
             backend, configured, choice_here.get(), None if quant is None else (quant, layer, step_here.get()),
-            deterministic, options, _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+            deterministic, options, heads, _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
             _autocast_dtype(kind) if _autocast_enabled(kind) else None,
             _capturing[kind]() if kind in _capturing else False,
         )  # fmt: skip
@@ -148,7 +150,7 @@ def find_plan(
         # a first call, or arguments that no key can be made of: the plan's own checks say what is wrong with them
         plan = _plan_anew(
             q, k, v, structure, causal, scale, window, softcap, return_lse, out, backend, configured, quant, layer,
-            deterministic, options,
+            deterministic, options, heads,
         )  # fmt: skip
         _remember(key, plan)
     logs = logs_here.get()
@@ -175,7 +177,10 @@ def _plan_anew(
     layer: int | None,
     deterministic: bool,
     options: Any,
+    heads: tuple[int, int, int] | None = None,
 ) -> Plan:
+    if heads is not None:
+        check_heads(q, k, heads)
     arguments = checked(causal, window, softcap, deterministic, options)
     method, notes = effective_quant(quant, layer, step_here.get())
     plan = make_plan(
@@ -187,6 +192,15 @@ def _plan_anew(
     if owner.capturing is not None:
         _capturing[q.device.type] = owner.capturing
     return plan
+
+
+def check_heads(q: torch.Tensor, k: torch.Tensor, heads: tuple[int, int, int]) -> None:
+    """Raise ValueError unless the tensors have a layer's (query heads, head_dim, KV heads)."""
+    if (*q.shape[-2:], *k.shape[-2:-1]) != heads:
+        raise ValueError(
+            f"q, k: {heads[0]} heads of {heads[1]} and {heads[2]} KV heads are this layer's, "
+            f"got q {list(q.shape)} and k {list(k.shape)}"
+        )
 
 
 def stated_choices(argument: str | None, context: str | None, configured: str | None) -> tuple[Choice, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from polyattn.arguments import checked, checked_scale
-from polyattn.call import find_plan
+from polyattn.call import check_heads, find_plan
 from polyattn.choice import AUTOMATIC, check_names, chosen_first, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
 from polyattn.distributed.glued import attend_glued
@@ -87,6 +87,7 @@ class Attention(torch.nn.Module):
         self.backend, self.configured = backend, None
         self.quant, self.parallel, self.prefix = as_quant(quant), parallel, prefix
         self.layer_index = layer_index(prefix)
+        self._heads = (num_heads, head_dim, kv_heads)
         self.last_route = None
         if backend is not None:
             _check_backend(backend)
@@ -109,16 +110,12 @@ class Attention(torch.nn.Module):
         replicated: Any = None,
     ) -> Any:
         """As `pa.attention` with the layer's arguments; `parallel` overrides the layer's own."""
-        if q.shape[-2:] != (self.num_heads, self.head_dim) or k.shape[-2] != self.num_kv_heads:
-            raise ValueError(
-                f"q, k: {self.num_heads} heads of {self.head_dim} and {self.num_kv_heads} KV heads are this layer's, "
-                f"got q {list(q.shape)} and k {list(k.shape)}"
-            )
         if structure is not None and self.role == "cross" and structure.kind == "key_padding":
             structure = _keeping_queries(structure)
         if parallel is _LAYER:
             parallel = self.parallel
         if torch.compiler.is_compiling():
+            check_heads(q, k, self._heads)
             return attend_traced(
                 q, k, v, structure, self.causal, self.scale, self.window, self.softcap, gate, return_lse, out,
                 self.backend, self.configured, self.quant, self.layer_index, self.deterministic, self.options,
@@ -132,7 +129,7 @@ class Attention(torch.nn.Module):
             )  # fmt: skip
         plan = find_plan(
             q, k, v, structure, self.causal, self.scale, self.window, self.softcap, return_lse, out, self.backend,
-            self.configured, self.quant, self.layer_index, self.deterministic, self.options,
+            self.configured, self.quant, self.layer_index, self.deterministic, self.options, self._heads,
         )  # fmt: skip
         self.__dict__["last_route"] = plan.route  # past nn.Module's slower __setattr__
         return plan.run(q, k, v, out, structure)

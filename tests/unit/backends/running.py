@@ -13,9 +13,8 @@ from polyattn.reference import reference_attention
 #: Every implementation of the core's slots: module and prefix of the slot functions.
 IMPLEMENTATIONS = {
     "cpu:sdpa": (cpu, "sdpa"),
-    "cpu:blocked": (cpu, "blocked"),
     "generic:sdpa": (generic, "sdpa"),
-    "generic:blocked": (generic, "blocked"),
+    "blocked": (generic, "blocked"),
 }
 WITH_LSE = [name for name in IMPLEMENTATIONS if name != "generic:sdpa"]
 
@@ -95,4 +94,7 @@ def batch(queries: int, keys: int, *, samples=2, q_heads=4, kv_heads=2, dim=8, v
 
 def tokens(queries: int, keys: int, *, q_heads=4, kv_heads=2, dim=8, v_dim=None):
     """q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv]."""
-    return tuple(tensor[0] for tensor in batch(queries, keys, samples=1, q_heads=q_heads, kv_heads=kv_heads, dim=dim, v_dim=v_dim))
+    return tuple(
+        tensor[0]
+        for tensor in batch(queries, keys, samples=1, q_heads=q_heads, kv_heads=kv_heads, dim=dim, v_dim=v_dim)
+    )

@@ -7,22 +7,18 @@ from polyattn import structures
 from polyattn.backends import blocked
 from tests.unit.backends.running import assert_equal, batch, expected, run, tokens
 
-BLOCKED = ["cpu:blocked", "generic:blocked"]
 
-
-@pytest.mark.parametrize("implementation", BLOCKED)
 @pytest.mark.parametrize("call", [{}, {"causal": True}, {"window": (2, 1)}])
-def test_softcap_bends_scores_before_masks(implementation, call):
-    assert_equal(implementation, *batch(5, 7), softcap=0.7, **call)
+def test_softcap_bends_scores_before_masks(call):
+    assert_equal("blocked", *batch(5, 7), softcap=0.7, **call)
 
 
-@pytest.mark.parametrize("implementation", BLOCKED)
-def test_softcap_reaches_every_structure(implementation):
+def test_softcap_reaches_every_structure():
     packed, padding = structures.Packed.from_lengths([3, 4]), structures.KeyPadding.from_lengths([3, 5], 5)
-    assert_equal(implementation, *tokens(7, 7), packed, softcap=0.7)
-    assert_equal(implementation, *batch(5, 5), padding, softcap=0.7, causal=True)
-    assert_equal(implementation, *batch(5, 5), structures.Spans([[(1, 3)], []]), softcap=0.7)
-    assert_equal(implementation, *batch(5, 5), structures.Mask(torch.ones(5, 5).tril()[None] > 0), softcap=0.7)
+    assert_equal("blocked", *tokens(7, 7), packed, softcap=0.7)
+    assert_equal("blocked", *batch(5, 5), padding, softcap=0.7, causal=True)
+    assert_equal("blocked", *batch(5, 5), structures.Spans([[(1, 3)], []]), softcap=0.7)
+    assert_equal("blocked", *batch(5, 5), structures.Mask(torch.ones(5, 5).tril()[None] > 0), softcap=0.7)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -30,7 +26,7 @@ def test_softcap_reaches_every_structure(implementation):
 def test_blocks_of_rows_change_nothing(monkeypatch, causal, masked):
     monkeypatch.setattr(blocked, "_SCORES", 3 * 2 * 4 * 20)
     structure = structures.Mask((torch.arange(20 * 20).reshape(1, 20, 20) % 3) > 0) if masked else None
-    assert_equal("cpu:blocked", *batch(20, 20), structure, causal=causal, softcap=0.9)
+    assert_equal("blocked", *batch(20, 20), structure, causal=causal, softcap=0.9)
 
 
 def test_scores_of_all_rows_never_exist_at_once(monkeypatch):
@@ -43,15 +39,14 @@ def test_scores_of_all_rows_never_exist_at_once(monkeypatch):
 
     monkeypatch.setattr(blocked, "_block", watched)
     q, k, v = batch(100, 128)
-    run("cpu:blocked", q, k, v, causal=True)
+    run("blocked", q, k, v, causal=True)
     assert max(sizes) <= 1 << 12
     assert sum(sizes) >= q.shape[0] * q.shape[1] * q.shape[2]
 
 
-@pytest.mark.parametrize("implementation", BLOCKED)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 6), (2, 4, 5, 6), (2, 1, 5, 6)])
 @pytest.mark.parametrize("call", [{}, {"causal": True}])
-def test_an_additive_mask_gets_its_gradient(implementation, shape, call):
+def test_an_additive_mask_gets_its_gradient(shape, call):
     q, k, v = batch(5, 6)
     bias = torch.linspace(-1, 1, shape[0] * shape[1] * shape[2] * shape[3], dtype=torch.float64).reshape(shape)
 
@@ -60,7 +55,7 @@ def test_an_additive_mask_gets_its_gradient(implementation, shape, call):
         out, _ = function(q, k, v, structures.Mask(given), **call)
         return torch.autograd.grad(out.square().sum(), given)[0]
 
-    mine = gradient(lambda *t, **c: run(implementation, *t, **c))
+    mine = gradient(lambda *t, **c: run("blocked", *t, **c))
     torch.testing.assert_close(mine, gradient(expected), atol=1e-9, rtol=0)
     assert mine.abs().max() > 0
 
@@ -70,7 +65,7 @@ def test_the_gradient_of_a_mask_is_fresh_each_time():
     bias = torch.zeros(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
     structure = structures.Mask(bias)
     first, second = (
-        torch.autograd.grad(run("cpu:blocked", q, k, v, structure, causal=True)[0].square().sum(), bias)[0]
+        torch.autograd.grad(run("blocked", q, k, v, structure, causal=True)[0].square().sum(), bias)[0]
         for _ in range(2)
     )
     assert torch.equal(first, second)

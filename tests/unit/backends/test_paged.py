@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polyattn import structures
+from polyattn.backends import generic
 from polyattn.compositions import gather
 from tests.unit.backends.running import DEFAULTS, IMPLEMENTATIONS, assert_equal, expected, heads, run
 
@@ -50,10 +51,9 @@ def test_unread_rows_may_hold_nan(implementation):
     assert run(implementation, q, k, v, structures.Paged([[2, 0, -1]], [0]))[0].item() == 0.0
 
 
-@pytest.mark.parametrize("implementation", ["cpu:blocked", "generic:blocked"])
 @pytest.mark.parametrize("layout", QUERIES)
 @pytest.mark.parametrize("call", POSITIONS)
-def test_tables_that_only_the_device_knows(implementation, layout, call):
+def test_tables_that_only_the_device_knows(layout, call):
     q, (k, v) = queries(layout), pools()
     structure = structures.Paged(TABLE, KEYS, QUERIES[layout])
     want, want_lse = expected(q, k, v, structure, **call)
@@ -67,26 +67,19 @@ def test_tables_that_only_the_device_knows(implementation, layout, call):
                 k[page, offset] = v[page, offset] = float("nan")
     meta = structure.bind(q.device, q.shape, k.shape)
     unknown = type(meta)(meta.block_table, meta.kv_lengths, meta.q_lengths, None, None, None, None)
-    module, prefix = IMPLEMENTATIONS[implementation]
     buffer = torch.full_like(want, float("nan"))
-    out, lse = getattr(module, f"{prefix}_paged")(
-        q, k, v, buffer, meta=unknown, **{**DEFAULTS, **call, "need_lse": True}
-    )
+    out, lse = generic.blocked_paged(q, k, v, buffer, meta=unknown, **{**DEFAULTS, **call, "need_lse": True})
     assert out is buffer
     torch.testing.assert_close(out, want, atol=1e-9, rtol=0)
     torch.testing.assert_close(lse, want_lse.float(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", ["cpu:blocked", "generic:blocked"])
-def test_a_page_that_does_not_exist_hides_its_keys(implementation):
+def test_a_page_that_does_not_exist_hides_its_keys():
     k, v = pools()
     q = heads(2, 2, 4, 8)
     table = torch.tensor([[5, 42], [-3, 1]])
-    meta = structures.paged.PagedMeta(
-        table.int(), torch.tensor([4, 4]).int(), None, None, None, None, None
-    )
-    module, prefix = IMPLEMENTATIONS[implementation]
-    out, _ = getattr(module, f"{prefix}_paged")(q, k, v, None, meta=meta, **DEFAULTS)
+    meta = structures.paged.PagedMeta(table.int(), torch.tensor([4, 4]).int(), None, None, None, None, None)
+    out, _ = generic.blocked_paged(q, k, v, None, meta=meta, **DEFAULTS)
     want, _ = expected(q, k[[5, 1]], v[[5, 1]])
     torch.testing.assert_close(out, want, atol=1e-9, rtol=0)
 

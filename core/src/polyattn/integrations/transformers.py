@@ -15,6 +15,7 @@ model documents run packed where `cu_seq_lens_q` and `max_length_q` are passed a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from polyattn.integrations.packed_rows import (
     documents_of_mask,
     documents_of_positions,
     mask_within_boundaries,
+    mask_within_positions,
 )
 from polyattn.structures import KeyPadding, Mask, Packed, Structure
 from polyattn.structures.key_padding import Queries
@@ -83,6 +85,8 @@ def install(name: str = "polyattn") -> str:
         raise ValueError(
             f"name: {name!r} cannot be used: transformers reads a meaning into names with 'flash', '|' or '/'"
         )
+    if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+        raise pa.BackendUnavailable(f"transformers>=5.4 is needed, found {transformers.__version__}")
     for registry, entry in (
         (transformers.AttentionInterface, attention),
         (transformers.AttentionMaskInterface, attention_mask),
@@ -173,22 +177,23 @@ def translate(
     if kwargs.get("cu_seq_lens_q") is None and kwargs.get("cu_seq_lens_k") is not None:
         raise ValueError("cu_seq_lens_k: it needs cu_seq_lens_q beside it")
     rows, keys = query.shape[2], key.shape[2]
-    is_causal = kwargs.get("is_causal")
+    is_causal, boundaries, positions = (kwargs.get(name) for name in ("is_causal", "cu_seq_lens_q", "position_ids"))
     causal = rows > 1 and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = _window(kwargs.get("sliding_window"), causal, keys)
     structure: Structure | None
-    boundaries = kwargs.get("cu_seq_lens_q")
-    whole = attention_mask is not None and attention_mask.dim() == 4
-    if boundaries is not None and whole and is_tracing(attention_mask):
-        structure, causal, window = mask_within_boundaries(attention_mask, boundaries, query), False, None
-    elif boundaries is not None:
+    if attention_mask is None and boundaries is None:
+        structure = documents_of_positions(positions, query, key, causal)
+    elif attention_mask is None or (boundaries is not None and not _traced(attention_mask)):
         structure = documents_of_boundaries(query, attention_mask, causal, window, kwargs)
-    elif attention_mask is None:
-        structure = documents_of_positions(kwargs.get("position_ids"), query, key, causal)
+    elif boundaries is not None:
+        structure, causal, window = mask_within_boundaries(attention_mask, boundaries, query), False, None
     elif attention_mask.dim() == 2:
         structure = _key_padding(attention_mask, _rule(rows, keys) if causal else "all")
+    elif _traced(attention_mask):
+        mask = mask_within_positions(attention_mask, positions, query, key, causal, window)
+        structure, causal, window = _whole_mask(mask, key), False, None
     else:
-        structure = documents_of_mask(attention_mask, kwargs.get("position_ids"), query, key, causal, window)
+        structure = documents_of_mask(attention_mask, positions, query, key, causal, window)
         if structure is None:
             structure, causal, window = _whole_mask(attention_mask, key), False, None
     return Call(
@@ -224,6 +229,11 @@ def _key_padding(mask: torch.Tensor, queries: Queries) -> KeyPadding:
         return KeyPadding.from_mask(keep if is_tracing(keep) else keep.cpu(), queries=queries)
 
     return derived(queries, (mask,), build)
+
+
+def _traced(mask: torch.Tensor) -> bool:
+    """Whether this is a whole mask that cannot be looked at."""
+    return mask.dim() == 4 and is_tracing(mask)
 
 
 def _whole_mask(mask: torch.Tensor, key: torch.Tensor) -> Structure:

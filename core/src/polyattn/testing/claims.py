@@ -47,7 +47,13 @@ def refusal_problems(decision: Rejected, request: Request, target: Target) -> li
     if not decision.reasons or not all(reason.strip() for reason in decision.reasons):
         return ["refused without a reason"]
     covering = [slot for slot in target.backend.slots if not unmet(slot.features, request)]
-    if covering and not target.missing() and not target.backend.check(request, target.machine):
+    if not covering or target.missing():
+        return []
+    try:
+        objections = target.backend.check(request, target.machine)
+    except Exception as error:  # a backend's own code may raise anything
+        return [f"its check raised {type(error).__name__}: {error}"]
+    if not objections:
         return [f"slot {covering[0].name} claims all that is asked, yet it is refused: {'; '.join(decision.reasons)}"]
     return []
 
