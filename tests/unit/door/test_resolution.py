@@ -131,6 +131,16 @@ def test_a_machine_goes_through_json_and_back() -> None:
         Machine.from_dict({})
 
 
+def test_a_check_that_raises_is_a_reason_and_stops_nobody_else() -> None:
+    def broken(request: Request, machine: Machine) -> tuple[str, ...]:
+        raise KeyError("driver")
+
+    decisions = resolve(request(), MACHINE, [replace(EVERYTHING, name="broken", check=broken), EVERYTHING])
+    assert isinstance(decisions[0], Rejected)
+    assert "its check raised KeyError: 'driver'" in decisions[0].reasons
+    assert isinstance(decisions[1], Accepted)
+
+
 def test_flags_come_from_features_alone() -> None:
     varlen = capabilities_of(VARLEN_ONLY.slots[0].features)
     assert Capability.PACKED_MASK_FREE in varlen

@@ -91,8 +91,8 @@ def documents(
         results.append(result if run.documents == 1 else _side_by_side(result))
     if queries[-1].shape[1]:  # rows past the last boundary
         results.append(empty_attention(queries[-1], k, v, need_lse))
-    result, lse = joined(results)
-    return written(out, result.squeeze(0)), None if lse is None else lse.squeeze(0)
+    rows, lse = joined(results)
+    return written(out, rows.squeeze(0)), None if lse is None else lse.squeeze(0)
 
 
 def runs_of(meta: PackedMeta) -> tuple[Run, ...]:

@@ -40,7 +40,7 @@ def _decide(request: Request, machine: Machine, backend: Backend) -> Decision:
     missing = missing_requirements(backend.requires, machine)
     if missing:
         return Rejected(backend, missing, missing_package=True)
-    reasons = _unread_options(request, machine, backend) + tuple(backend.check(request, machine))
+    reasons = _unread_options(request, machine, backend) + _objections(request, machine, backend)
     closest: tuple[str, ...] | None = None
     for slot in backend.slots:
         against = unmet(slot.features, request)
@@ -49,6 +49,13 @@ def _decide(request: Request, machine: Machine, backend: Backend) -> Decision:
         if closest is None or len(against) < len(closest):
             closest = against
     return Rejected(backend, reasons + (closest or ()))
+
+
+def _objections(request: Request, machine: Machine, backend: Backend) -> tuple[str, ...]:
+    try:
+        return tuple(backend.check(request, machine))
+    except Exception as error:  # a third party's fault must not take the other backends down; the reason keeps it
+        return (f"its check raised {type(error).__name__}: {error}",)
 
 
 def missing_requirements(requires: tuple[Requires, ...], machine: Machine) -> tuple[str, ...]:
