@@ -14,7 +14,8 @@ from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request
 from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
 from polyattn.errors import BackendUnavailable, UnsupportedRequest
-from polyattn.plan import describe, machine_of, owner_of
+from polyattn.machine import machine_of
+from polyattn.plan import describe, owner_of
 from polyattn.routing import Route, find_route
 from polyattn.scope import choice_here, step_here
 from polyattn.structures import Structure

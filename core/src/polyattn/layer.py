@@ -16,7 +16,8 @@ from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import Platform
 from polyattn.door.resolution import missing_requirements
 from polyattn.errors import UnsupportedRequest
-from polyattn.plan import machine_of, owner_of
+from polyattn.machine import machine_of
+from polyattn.plan import owner_of
 from polyattn.quant import as_quant, layer_index, skipped
 from polyattn.request import dtype_name
 from polyattn.structures import KeyPadding, Structure

@@ -16,9 +16,10 @@ import torch
 from polyattn.arguments import Arguments, check_combination, checked_scale
 from polyattn.choice import Choice
 from polyattn.discovery import all_backend_names, backends_of, platform_for
-from polyattn.door.platform import Machine, Platform
+from polyattn.door.platform import Platform
 from polyattn.door.request import Request
 from polyattn.environment import on_reload, warn
+from polyattn.machine import machine_of
 from polyattn.quant import Quant
 from polyattn.request import autocast_dtype, check_out, check_tensors, request_of
 from polyattn.routing import Route, find_route
@@ -100,16 +101,6 @@ def describe(
 def owner_of(device_type: str) -> Platform:
     """The platform that serves a device type; the generic one where nobody owns it."""
     return platform_for(device_type) or platform_of_unowned(device_type)
-
-
-@lru_cache(maxsize=64)
-def _machine(name: str, device: str, make: Callable[[str], Machine]) -> Machine:
-    return make(device)
-
-
-def machine_of(platform: Platform, device: str) -> Machine:
-    """The facts of one device, read once."""
-    return _machine(platform.name, device, platform.machine)
 
 
 @lru_cache(maxsize=256)
@@ -281,5 +272,4 @@ def _warn_once(route: Route) -> None:
 @on_reload
 def _forget() -> None:
     owner_of.cache_clear()
-    _machine.cache_clear()
     _warned.clear()

@@ -13,6 +13,7 @@ SIZES = [(5, 5), (2, 5), (5, 2), (1, 6), (6, 1), (11, 11), (9, 14), (14, 9)]
 def blocks_of_four_rows(monkeypatch):
     """Bands of a few rows cross several blocks, the last of them not full."""
     monkeypatch.setattr(band, "_ROWS", 4)
+    monkeypatch.setattr(band, "_WINDOW_ROWS", 4)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

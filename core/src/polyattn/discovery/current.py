@@ -52,8 +52,10 @@ class CurrentPlatform:
 
     def machine(self, index: int = 0) -> Machine:
         """Facts of one of its devices. Unlike detection, a vendor may create a device context for them."""
+        from polyattn.machine import machine_of  # it looks through this package for what backends require
+
         platform = current()
-        return platform.machine(f"{platform.device_type}:{index}")
+        return machine_of(platform, f"{platform.device_type}:{index}")
 
     def supports(self, capability: Capability) -> bool:
         """Whether one slot, of a backend whose packages are installed, has all of `capability`."""

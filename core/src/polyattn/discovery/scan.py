@@ -18,6 +18,9 @@ BACKENDS = "polyattn.backends"
 BROKEN = (Exception, SystemExit)
 
 
+_UNNAMED = "(unnamed)"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One entry point. `unreadable` says why its distribution's entry_points.txt could not be parsed."""
@@ -77,7 +80,12 @@ def _all() -> Iterator[Candidate]:
 
 
 def _one_by_one(distributions: Iterable[Distribution]) -> Iterator[Candidate]:
+    passed: set[str] = set()
     for distribution in distributions:
+        owner = normalised(_identity(distribution)[0])
+        if owner in passed and owner != _UNNAMED:  # hidden by its namesake before it on sys.path, as in entry_points()
+            continue
+        passed.add(owner)
         try:
             entries = [entry for entry in distribution.entry_points if entry.group in (PLATFORMS, BACKENDS)]
         except BROKEN as error:
@@ -97,9 +105,9 @@ def _candidate(entry: EntryPoint, distribution: Distribution | None) -> Candidat
 def _identity(distribution: Distribution | None) -> tuple[str, str]:
     try:
         facts: Any = distribution.metadata if distribution is not None else {}
-        return facts["Name"] or "(unnamed)", facts["Version"] or "(no version)"
+        return facts["Name"] or _UNNAMED, facts["Version"] or "(no version)"
     except BROKEN:
-        return "(unnamed)", "(no version)"
+        return _UNNAMED, "(no version)"
 
 
 def _concerns_us(distribution: Distribution) -> bool:

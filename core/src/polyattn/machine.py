@@ -1,0 +1,41 @@
+"""The facts of one device, read once, with the versions of all that the platform's backends require."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import metadata
+
+from polyattn.discovery import backends_of
+from polyattn.door.platform import Machine, Platform
+from polyattn.environment import on_reload
+
+_machines: dict[tuple[str, str], Machine] = {}
+
+
+def machine_of(platform: Platform, device: str) -> Machine:
+    """The machine behind `device` ("type:index"). Kept once its architecture is known, which may take a context."""
+    known = _machines.get((platform.name, device))
+    if known is not None:
+        return known
+    machine = platform.machine(device)
+    machine = replace(machine, versions={**required_versions(platform), **machine.versions})
+    if machine.arch:
+        _machines[(platform.name, device)] = machine
+    return machine
+
+
+def required_versions(platform: Platform) -> dict[str, str]:
+    """Installed versions of the distributions that backends name: a vendor cannot know a third party's."""
+    wanted = {need.package for backend in backends_of(platform) for need in backend.requires}
+    found = {}
+    for name in wanted:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@on_reload
+def _forget() -> None:
+    _machines.clear()
