@@ -37,7 +37,7 @@ def documents_of_boundaries(
             packed = Packed.from_cu_seqlens(q, None, max_q)
         else:
             packed = Packed.from_cu_seqlens(q, cu_k.detach() if known else cu_k.cpu(), max_q, max_k)
-        if mask is not None and not _agree(mask, packed, query, causal, window):
+        if mask is not None and not _agrees(mask, packed, query, causal, window):
             raise ValueError(
                 f"attention_mask, cu_seq_lens_q: within documents the mask {list(mask.shape)} hides keys that the "
                 "documents do not; give one of the two"
@@ -70,15 +70,13 @@ def documents_of_mask(
     mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
 ) -> Packed | None:
     """The documents of a mask that either is made of them, or says no more than causality and the window do."""
-    if query.shape[2] != key.shape[2] or not _may_hold_documents(position_ids, query, causal):
+    if not _is_pairs(mask, query, key) or not _may_hold_documents(position_ids, query, causal):
         return None
     packed = _restarts(position_ids, query)
     if packed is None:
         return None
 
     def build() -> Packed | None:
-        if not _agree(mask, packed, query, causal, window):
-            return None
         blocks = _visible(packed, query, causal, window).to(mask.device)
         everything = _allowed(query.shape[2], causal, window, mask.device).expand_as(blocks)
         return packed if any(torch.equal(mask[:, 0].expand_as(rule), rule) for rule in (blocks, everything)) else None
@@ -97,11 +95,9 @@ def mask_within_positions(
     mask: torch.Tensor, position_ids: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: Window
 ) -> torch.Tensor:
     """What `documents_of_mask` and a whole mask say together, for a graph: narrowed if it says nothing of its own."""
-    rows = query.shape[2]
-    bare = mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1:] == (1, rows, rows)
-    if not bare or rows != key.shape[2] or not _may_hold_documents(position_ids, query, causal):
+    if not _is_pairs(mask, query, key) or not _may_hold_documents(position_ids, query, causal):
         return mask
-    says_nothing = (mask == _allowed(rows, causal, window, mask.device)).all()
+    says_nothing = (mask == _allowed(query.shape[2], causal, window, mask.device)).all()
     return torch.where(says_nothing, mask & _same(_back(position_ids).cumsum(dim=1))[:, None], mask)
 
 
@@ -132,11 +128,16 @@ def _back(position_ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(position_ids[:, 1:] <= position_ids[:, :-1], (1, 0))
 
 
-def _agree(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> bool:
-    """Whether, within documents, a mask hides exactly what causality and the window hide."""
+def _is_pairs(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether a mask says, for all heads alike, which of its own rows' keys a query sees."""
     batch, rows = query.shape[0], query.shape[2]
     shapes = ((batch, 1, rows, rows), (1, 1, rows, rows))
-    if mask.dtype != torch.bool or tuple(mask.shape) not in shapes or packed.cu_q is not packed.cu_k:
+    return mask.dtype == torch.bool and rows == key.shape[2] and tuple(mask.shape) in shapes
+
+
+def _agrees(mask: torch.Tensor, packed: Packed, query: torch.Tensor, causal: bool, window: Window) -> bool:
+    """Whether, within documents, a mask hides exactly what causality and the window hide."""
+    if not _is_pairs(mask, query, query) or packed.cu_q is not packed.cu_k:
         return False
     inside, visible = (_visible(packed, query, *rule).to(mask.device) for rule in ((False, None), (causal, window)))
     return torch.equal(mask[:, 0] & inside, visible)
