@@ -62,6 +62,17 @@ def test_keys_that_no_query_may_see_may_hold_nan(implementation, additive, shape
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_query_that_sees_nothing_may_hold_nan(implementation):
+    structure = structures.Mask(torch.tensor([[[True, True], [False, False], [True, False]]]))
+    q, k, v = batch(3, 2)
+    want, _ = expected(q, k, v, structure)
+    q[:, 1] = float("nan")
+    torch.testing.assert_close(run(implementation, q, k, v, structure)[0], want, atol=1e-9, rtol=0)
+    for gradient in gradients(lambda *t: run(implementation, *t, structure)[0], q, k, v):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_what_mask_and_causal_hide_together_may_hold_nan(implementation):
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[2:, 2] = False  # causal hides key 2 from rows 0 and 1, the mask from the others

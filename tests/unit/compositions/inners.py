@@ -57,6 +57,7 @@ class Inner:
 
     def _mask(self, meta, q, k):
         assert isinstance(meta, MaskMeta)
+        assert q.isfinite().all(), "a masking kernel spreads what padded query rows hold"
         return structures.Mask(meta.tensor.expand(-1, -1, q.shape[1], -1))
 
 

@@ -197,6 +197,14 @@ def test_mask_of_boundaries_that_only_the_device_knows():
     torch.testing.assert_close(out, want, atol=1e-9, rtol=0)
 
 
+def test_mask_keeps_padded_query_rows_from_the_inner_slot():
+    q, k, v = batch(6, 6)
+    want, _, _ = run("mask", Inner("mask"), features("mask"), q, k, v, padding(3, 6, queries="same"))
+    q[0, 3:] = float("nan")
+    out, _, _ = run("mask", Inner("mask"), features("mask"), q, k, v, padding(3, 6, queries="same"))
+    assert torch.equal(out, want)
+
+
 @pytest.mark.parametrize(("name", "kind", "structure", "make"), [
     ("mask", "mask", structures.Packed.from_lengths([2, 3]), tokens),
     ("mask", "mask", ranges([(1, 3), (4, 6)], [(0, 2)], queries="same"), batch),

@@ -107,8 +107,6 @@ def with_positions(meta: MaskMeta, queries: int, keys: int, causal: bool, window
             return mask_meta(meta.keep & seen, reduce_pairs=True)
         return mask_meta(meta.tensor.where(seen, float("-inf")), reduce_pairs=True)
 
-    if meta.tensor.requires_grad:  # kept, it would hold on to one backward's graph
-        return build()
     return derived(meta, ("positions", queries, keys, causal, window), build)
 
 
@@ -152,6 +150,4 @@ def _bias(meta: MaskMeta, dtype: torch.dtype) -> torch.Tensor:
             return bias.to(dtype)
         return bias.clamp(min=least).to(dtype).masked_fill(bias.isneginf(), float("-inf"))
 
-    if bias.requires_grad:
-        return build()
     return derived(meta, ("bias", dtype), build)

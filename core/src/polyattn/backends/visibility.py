@@ -136,7 +136,7 @@ def of_paged_tokens(
     ends = meta.cu_q.to(torch.int64)
     lengths = meta.kv_lengths.to(torch.int64).index_select(0, row)
     first, last = _interval(token - ends.index_select(0, row + 1) + lengths, lengths, causal, window)
-    first = first.clamp(max=width)
+    first = first.clamp(max=width) + row * width
     last = torch.maximum((last.clamp(max=width) + row * width).where(inside, first), first)
     return Visibility(first.unsqueeze(0), last.unsqueeze(0), keep.reshape(1, -1), None, keep.numel())
 
