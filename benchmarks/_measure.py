@@ -78,6 +78,11 @@ def _processor() -> str:
     )
 
 
+def raw(samples: Samples) -> dict[str, list[float]]:
+    """The samples as they are kept: four digits tell enough."""
+    return {name: [float(f"{value:.4g}") for value in taken] for name, taken in samples.items()}
+
+
 def report(name: str, result: Mapping[str, Any], *, write: bool) -> int:
     """Print the result as JSON, keep it under results/ if asked to, and return 1 if a target in it is missed."""
     text = json.dumps({"machine": machine_facts(), **result}, indent=2)

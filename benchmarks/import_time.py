@@ -34,8 +34,11 @@ def main() -> int:
             run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             samples[name].append(float(run.stdout))
     times = {name: statistics.median(taken) for name, taken in samples.items()}
-    targets = {f"{name}, ms above import torch": target(value, at_most=25.0) for name, value in times.items()}
-    return report("import_time", {"milliseconds": times, "targets": targets}, write=asked.write)
+    # what the first call loads is told, not judged: the limit is for the import
+    targets = {"import polyattn, ms above import torch": target(times["import polyattn"], at_most=25.0)}
+    return report(
+        "import_time", {"milliseconds": times, "raw milliseconds": samples, "targets": targets}, write=asked.write
+    )
 
 
 if __name__ == "__main__":

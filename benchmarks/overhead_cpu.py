@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _measure import added, interleaved, medians, report, target
+from _measure import added, interleaved, medians, raw, report, target
 
 import polyattn as pa
 from polyattn.plan import load_call
@@ -47,7 +47,11 @@ def main() -> int:
         targets["layer / diffusers' addition"] = target(module / theirs, at_most=1 / 2)
         checked = added(samples, "diffusers dispatch, checks on", "diffusers native")
         extra = {"diffusers' addition, us": theirs, "the same with its checks on, us": checked}
-    return report("overhead_cpu", {"microseconds": medians(samples) | extra, "targets": targets}, write=asked.write)
+    return report(
+        "overhead_cpu",
+        {"microseconds": medians(samples) | extra, "raw microseconds": raw(samples), "targets": targets},
+        write=asked.write,
+    )
 
 
 def _slot(q: torch.Tensor) -> Callable[[], Any]:

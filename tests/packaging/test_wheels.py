@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import os
+import subprocess
+import sys
 import tarfile
 import zipfile
 from email.message import Message
@@ -57,6 +60,26 @@ def test_every_module_of_the_checkout_is_in_the_wheel(
     source = projects[name] / ("core/src" if name == "polyattn" else "src")
     written = {path.relative_to(source).as_posix() for path in (source / name).rglob("*.py")}
     assert written <= set(names(wheels[name]))
+
+
+def test_the_demo_finds_its_sentences_in_the_wheel(wheels: dict[str, Path]) -> None:
+    assert read(wheels["polyattn"], "polyattn/cli/sentences.txt") == (ROOT / "examples" / "sentences.txt").read_text(
+        encoding="utf-8"
+    )
+    code = """
+import polyattn.cli
+from polyattn.cli.demo import _read, _shipped_sentences
+print(polyattn.cli.__file__)
+print(len(_read(_shipped_sentences())))
+"""
+    # A wheel can be imported as it is: nothing of this checkout is on the path then.
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(wheels["polyattn"])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    where, sentences = done.stdout.splitlines()
+    assert where.startswith(str(wheels["polyattn"]))
+    assert int(sentences) >= 24
 
 
 def test_the_versions_agree(wheels: dict[str, Path]) -> None:
@@ -115,4 +138,15 @@ def test_a_source_archive_of_the_core_holds_the_core(tmp_path: Path) -> None:
     (archive,) = tmp_path.iterdir()
     with tarfile.open(archive) as held:
         rooms = {name.split("/")[1] for name in held.getnames()}
-    assert rooms == {"core", "README.md", "LICENSE", "PKG-INFO", "pyproject.toml", ".gitignore"}
+    assert rooms == {"core", "examples", "README.md", "LICENSE", "PKG-INFO", "pyproject.toml", ".gitignore"}
+
+
+def test_a_wheel_built_from_the_source_archive_is_the_same(wheels: dict[str, Path], tmp_path: Path) -> None:
+    build(ROOT, "sdist", tmp_path / "sdist")
+    (archive,) = (tmp_path / "sdist").iterdir()
+    with tarfile.open(archive) as held:
+        held.extractall(tmp_path / "unpacked", filter="data")
+    (project,) = (tmp_path / "unpacked").iterdir()
+    build(project, "wheel", tmp_path / "wheel")
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    assert sorted(names(wheel)) == sorted(names(wheels["polyattn"]))

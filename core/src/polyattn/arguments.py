@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 from polyattn.door.backend import Options
 from polyattn.errors import UnsupportedRequest
@@ -27,10 +27,15 @@ class Arguments:
 
 def checked(causal: Any, window: Any, softcap: Any, deterministic: Any, options: Any) -> Arguments:
     """Arguments in canonical form: with causal the window's right side is 0, an unbounded window is None."""
-    for name, value in (("causal", causal), ("deterministic", deterministic)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: True or False is needed, got {type(value).__name__} {value!r}")
+    check_flag("causal", causal)
+    check_flag("deterministic", deterministic)
     return Arguments(causal, _window(window, causal), _softcap(softcap), deterministic, _options(options))
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: True or False is needed, got {type(value).__name__} {value!r}")
 
 
 def checked_scale(scale: Any, head_dim: int) -> float:
@@ -60,6 +65,14 @@ def check_combination(
         raise UnsupportedRequest(
             "spans do not combine with a window: which keys a span's query sees would be ambiguous"
         )
+
+
+def refuse_gate(
+    gate: Any, structure: Structure | None, causal: bool, window: Any, softcap: float, lse: bool
+) -> NoReturn:
+    """Say why a call with a gate cannot run: the structure takes none, or no backend serves it."""
+    check_combination(structure, causal, window, softcap, lse, gate)
+    raise UnsupportedRequest(f"gate: no installed backend serves {structure!r} with a gate")
 
 
 def _window(window: Any, causal: bool) -> Window:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyattn.arguments import checked
+from polyattn.arguments import check_flag, checked, refuse_gate
 from polyattn.choice import Choice, parse_choice
-from polyattn.distributed.glued import attend_glued
+from polyattn.distributed.glued import glue
 from polyattn.environment import BACKEND, environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of
 from polyattn.quant import Quant, as_quant, skipped
@@ -93,12 +93,10 @@ def attention(
             q, k, v, structure, causal, scale, window, softcap, gate, return_lse, out, backend, None, quant, None,
             deterministic, options, parallel, joint, replicated,
         )  # fmt: skip
-    if gate is not None or parallel is not None or joint is not None or replicated is not None:
-        return attend_glued(
-            attention, q, k, v, gate=gate, parallel=parallel, joint=joint, replicated=replicated,
-            structure=structure, causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse,
-            out=out, backend=backend, quant=quant, deterministic=deterministic, options=options,
-        )  # fmt: skip
+    if gate is not None:
+        refuse_gate(gate, structure, causal, window, softcap, return_lse)
+    if parallel is not None or joint is not None or replicated is not None:
+        q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
     plan = find_plan(
         q, k, v, structure, causal, scale, window, softcap, return_lse, out, backend, None, quant, None, deterministic,
         options,
@@ -124,11 +122,12 @@ def find_plan(
     deterministic: bool,
     options: Any,
     heads: tuple[int, int, int] | None = None,
+    compiling: bool = False,
 ) -> Plan:
     """The remembered plan of a call, or a new one; counts it in the active route logs.
 
     `configured` is a `pa.configure` choice, weaker than the context's; `layer` the index that `Quant` may skip; `heads`
-    (query heads, head_dim, KV heads) are what a layer expects.
+    (query heads, head_dim, KV heads) are what a layer expects; `compiling`: a compiled graph makes the call.
     """
     key: Any = None
     try:
@@ -138,10 +137,12 @@ def find_plan(
             q.shape, q.stride(), q.dtype, device, k.shape, k.stride(), k.dtype, k.device,
             v.shape, v.stride(), v.dtype, v.device, None if structure is None else structure.route_key,
             causal, scale, window, softcap, return_lse,
+            type(causal), type(scale), type(window), type(softcap),  # 1 == True == 1.0, but not all are accepted
             None if out is None else (out.shape, out.dtype, out.device, out.requires_grad),
             out is not None and (out is q or out is k or out is v),
             backend, configured, choice_here.get(), None if quant is None else (quant, layer, step_here.get()),
-            deterministic, options, heads, _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+            deterministic, options, heads, compiling,
+            _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
             _autocast_dtype(kind) if _autocast_enabled(kind) else None,
             _capturing[kind]() if kind in _capturing else False,
         )  # fmt: skip
@@ -150,13 +151,11 @@ def find_plan(
         # a first call, or arguments that no key can be made of: the plan's own checks say what is wrong with them
         plan = _plan_anew(
             q, k, v, structure, causal, scale, window, softcap, return_lse, out, backend, configured, quant, layer,
-            deterministic, options, heads,
+            deterministic, options, heads, compiling,
         )  # fmt: skip
         _remember(key, plan)
-    logs = logs_here.get()
-    if logs and plan.route is not None:
-        for log in logs:
-            log.add(plan.route)
+    for log in logs_here.get():
+        log.add(plan.route)
     return plan
 
 
@@ -178,14 +177,16 @@ def _plan_anew(
     deterministic: bool,
     options: Any,
     heads: tuple[int, int, int] | None = None,
+    compiling: bool = False,
 ) -> Plan:
     if heads is not None:
         check_heads(q, k, heads)
     arguments = checked(causal, window, softcap, deterministic, options)
+    check_flag("return_lse", return_lse)
     method, notes = effective_quant(quant, layer, step_here.get())
     plan = make_plan(
         q, k, v, structure, arguments,
-        scale=scale, lse=return_lse, out=out, quant=method, notes=notes,
+        scale=scale, lse=return_lse, out=out, quant=method, notes=notes, compiling=compiling,
         choices=stated_choices(backend, choice_here.get(), configured),
     )  # fmt: skip
     owner = owner_of(q.device.type)

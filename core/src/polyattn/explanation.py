@@ -9,7 +9,8 @@ import torch
 
 from polyattn.arguments import check_combination, checked
 from polyattn.call import effective_quant, stated_choices
-from polyattn.discovery import all_backend_names, backends_of, installed_platform, platforms
+from polyattn.discovery import all_backend_names, backends_of, installed_platform, platform_for, platforms
+from polyattn.distributed.glued import glue
 from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request
 from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
@@ -41,22 +42,23 @@ class Explanation:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(backend, verdict, reasons) of every backend, the chosen one first."""
-        rows = []
-        for decision in self.decisions:
-            name = decision.backend.name
-            mine = self.chosen is not None and self.chosen.backend.name == name
-            if mine:
-                assert self.chosen is not None
-                verdict = "chosen" if self.chosen.native else f"chosen through {self.chosen.name}"
-            else:
-                verdict = "could run" if isinstance(decision, Accepted) else "cannot run"
-            if self.chosen is not None:
-                reasons = self.chosen.reasons.get(name, ())
-            else:
-                reasons = decision.reasons if isinstance(decision, Rejected) else ()
-            text = "; ".join(reasons) or (f"slot {decision.slot.name}" if isinstance(decision, Accepted) else "")
-            rows.append((f"{self.platform}:{name}", verdict, text))
+        rows = [(f"{self.platform}:{d.backend.name}", self._verdict(d), self._why(d)) for d in self.decisions]
         return sorted(rows, key=lambda row: not row[1].startswith("chosen"))
+
+    def _verdict(self, decision: Decision) -> str:
+        name = decision.backend.name
+        if self.chosen is not None and self.chosen.backend.name == name:
+            return "chosen" if self.chosen.native else f"chosen through {self.chosen.name}"
+        if self.chosen is not None and name in self.chosen.left_out:
+            return "not chosen"
+        return "could run" if isinstance(decision, Accepted) else "cannot run"
+
+    def _why(self, decision: Decision) -> str:
+        if self.chosen is not None:
+            reasons = self.chosen.reasons.get(decision.backend.name, ())
+        else:
+            reasons = decision.reasons if isinstance(decision, Rejected) else ()
+        return "; ".join(reasons) or (f"slot {decision.slot.name}" if isinstance(decision, Accepted) else "")
 
     def as_dict(self) -> dict[str, Any]:
         """A JSON-ready form."""
@@ -100,6 +102,9 @@ def explain(
     quant: Any = None,
     deterministic: bool = False,
     options: Any = (),
+    parallel: Any = None,
+    joint: Any = None,
+    replicated: Any = None,
 ) -> Explanation:
     """What `pa.attention` would do with these arguments, without doing it.
 
@@ -113,8 +118,9 @@ def explain(
     """
     notes: tuple[str, ...] = ()
     if isinstance(q, Request):
-        request, platform = q, owner_of(q.device_type)
+        request, platform = q, _owner(q.device_type) if machine is None else _described(machine)
     else:
+        q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         arguments = checked(causal, window, softcap, deterministic, options)
         check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
         effective, notes = effective_quant(quant, None, step_here.get())
@@ -129,8 +135,7 @@ def explain(
             out=out,
             quant=effective,
         )
-    if machine is not None:
-        platform = _described(machine)
+        platform = platform if machine is None else _described(machine)
     choices = stated_choices(backend, choice_here.get(), None)
     return explain_request(request, platform, machine or machine_of(platform, request.device), choices, notes)
 
@@ -148,13 +153,25 @@ def explain_request(
     return Explanation(request, machine, platform.name, route, decisions, route.notes)
 
 
+def _owner(device_type: str) -> Platform:
+    """The platform that serves a device type here; an installed one without a device can only be described."""
+    for report in platforms():
+        if report.device_type == device_type and report.status == "declined" and platform_for(device_type) is None:
+            raise BackendUnavailable.because(
+                f"request: its device is {device_type!r}, but platform {report.name!r} finds none here ({report.reason}); "
+                "give machine= to ask about a described one",
+                platform=report.name,
+            )
+    return owner_of(device_type)
+
+
 def _described(machine: Machine) -> Platform:
     """The installed platform that a described machine belongs to, whether or not such a device is here."""
     platform = installed_platform(machine.platform)
     if platform is not None:
         return platform
     known = ", ".join(sorted({report.name for report in platforms()}))
-    raise BackendUnavailable(
+    raise BackendUnavailable.because(
         f"machine: it describes platform {machine.platform!r}, which is not installed here ({known} are); "
         f"install polyattn-{machine.platform} to ask about its machines",
         platform=machine.platform,

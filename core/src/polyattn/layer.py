@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from polyattn.arguments import checked, checked_scale
-from polyattn.call import check_heads, find_plan
+from polyattn.arguments import checked, checked_scale, refuse_gate
+from polyattn.call import check_heads, find_plan, stated_choices
 from polyattn.choice import AUTOMATIC, check_names, chosen_first, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
-from polyattn.distributed.glued import attend_glued
+from polyattn.distributed.glued import check_parallel, glue
 from polyattn.door.backend import Backend, Features
 from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import Platform
@@ -20,6 +20,8 @@ from polyattn.machine import machine_of
 from polyattn.plan import owner_of
 from polyattn.quant import as_quant, layer_index, skipped
 from polyattn.request import dtype_name
+from polyattn.routing import backends_left
+from polyattn.scope import choice_here
 from polyattn.structures import KeyPadding, Structure
 from polyattn.traced import attend_traced
 
@@ -92,9 +94,13 @@ class Attention(torch.nn.Module):
         self.last_route = None
         if backend is not None:
             _check_backend(backend)
+        check_parallel(parallel)
         if self.quant is not None:
             skipped(self.quant, self.layer_index, None)
-            _check_quant(self.quant.method, backend)
+        _check_eligible(
+            backend,
+            {"quant": self.quant and self.quant.method, "softcap": self.softcap, "deterministic": deterministic},
+        )
 
     def forward(
         self,
@@ -122,21 +128,16 @@ class Attention(torch.nn.Module):
                 self.backend, self.configured, self.quant, self.layer_index, self.deterministic, self.options,
                 parallel, joint, replicated,
             )  # fmt: skip
-        if gate is not None or parallel is not None or joint is not None or replicated is not None:
-            return attend_glued(
-                self._attend, q, k, v, gate=gate, parallel=parallel, joint=joint, replicated=replicated,
-                structure=structure, causal=self.causal, window=self.window, softcap=self.softcap,
-                deterministic=self.deterministic, options=self.options, return_lse=return_lse, out=out,
-            )  # fmt: skip
+        if gate is not None:
+            refuse_gate(gate, structure, self.causal, self.window, self.softcap, return_lse)
+        if parallel is not None or joint is not None or replicated is not None:
+            q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         plan = find_plan(
             q, k, v, structure, self.causal, self.scale, self.window, self.softcap, return_lse, out, self.backend,
             self.configured, self.quant, self.layer_index, self.deterministic, self.options, self._heads,
         )  # fmt: skip
         self.__dict__["last_route"] = plan.route  # past nn.Module's slower __setattr__
         return plan.run(q, k, v, out, structure)
-
-    def _attend(self, q: Any, k: Any, v: Any, *, structure: Any, return_lse: bool, out: Any, **_: Any) -> Any:
-        return self.forward(q, k, v, structure, return_lse=return_lse, out=out, parallel=None)
 
     def supports(
         self, cap: Capability, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
@@ -147,12 +148,13 @@ class Attention(torch.nn.Module):
         """
         platform = current_platform.platform if device is None else owner_of(torch.device(device).type)
         machine = machine_of(platform, f"{platform.device_type}:0")
-        text = self.backend or self.configured
-        choice = AUTOMATIC if text is None else parse_choice(text, "argument")
-        named, automatic = chosen_first(choice, platform.name, backends_of(platform))
+        backends = backends_of(platform)
+        eligible = backends_left(
+            stated_choices(self.backend, choice_here.get(), self.configured), platform, backends, all_backend_names
+        )
         return any(
             cap in capabilities_of(slot.features) and self._fits(slot.features, dtype)
-            for backend in (*named, *automatic)
+            for backend in eligible
             if not missing_requirements(backend.requires, machine)
             for slot in backend.slots
         )
@@ -166,13 +168,6 @@ class Attention(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "last_route": None}  # a route belongs to the process that found it
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Attention:
-        copy = self.__class__.__new__(self.__class__)
-        memo[id(self)] = copy
-        torch.nn.Module.__init__(copy)
-        copy.__dict__.update({**self.__dict__, "last_route": None})
-        return copy
 
     def extra_repr(self) -> str:
         heads = f"{self.num_heads}x{self.head_dim}, num_kv_heads={self.num_kv_heads}"
@@ -239,22 +234,36 @@ def _names(platform: Platform) -> tuple[str, ...]:
     return tuple(backend.name for backend in backends_of(platform))
 
 
-def _check_quant(method: str, choice: str | None) -> None:
-    """Refuse when the layer is built what none of the backends that it may use on the current platform does."""
+def _check_eligible(choice: str | None, asked: dict[str, Any]) -> None:
+    """Refuse when the layer is built what no backend that it may use on the current platform does, in any route.
+
+    Asked: what a layer knows before its first call and no composition can add to a slot.
+    """
     platform = current_platform.platform
     parsed = AUTOMATIC if choice is None else parse_choice(choice, "argument")
     named, automatic = chosen_first(parsed, platform.name, backends_of(platform))
-    eligible = (*named, *automatic)
-    offered = {backend.name: _quants(backend) for backend in eligible}
-    if eligible and not any(method in methods for methods in offered.values()):
-        has = "; ".join(f"{name} supports ({', '.join(methods) or 'none'})" for name, methods in offered.items())
-        raise UnsupportedRequest(
-            f"quant {method!r} is not supported on {platform.name}: {has}",
+    against = {backend.name: _lacks(backend, asked) for backend in (*named, *automatic)}
+    if against and all(against.values()):
+        told = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in against.items())
+        raise UnsupportedRequest.because(
+            f"no backend of {platform.name} that this layer may use can do what it asks for. {told}",
             backend=choice,
             platform=platform.name,
-            reasons={name: (f"quant {method!r} not in ({', '.join(m) or 'none'})",) for name, m in offered.items()},
+            reasons=against,
         )
 
 
-def _quants(backend: Backend) -> list[str]:
-    return sorted({method for slot in backend.slots for method in slot.features.quant})
+def _lacks(backend: Backend, asked: dict[str, Any]) -> tuple[str, ...]:
+    closest: tuple[str, ...] | None = None
+    for slot in backend.slots:
+        features = slot.features
+        reasons = []
+        if asked["quant"] and asked["quant"] not in features.quant:
+            reasons.append(f"quant {asked['quant']!r} not in ({', '.join(sorted(features.quant)) or 'none'})")
+        reasons += [
+            f"{name} is not supported"
+            for name in ("softcap", "deterministic")
+            if asked[name] and not getattr(features, name)
+        ]
+        closest = tuple(reasons) if closest is None or len(reasons) < len(closest) else closest
+    return closest or ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 
@@ -26,9 +27,17 @@ def machine_of(platform: Platform, device: str) -> Machine:
 
 def required_versions(platform: Platform) -> dict[str, str]:
     """Installed versions of the distributions that backends name: a vendor cannot know a third party's."""
-    wanted = {need.package for backend in backends_of(platform) for need in backend.requires}
+    return installed_versions({need.package for backend in backends_of(platform) for need in backend.requires})
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those of these distributions that are installed.
+
+    >>> sorted(installed_versions(["torch", "no-such-distribution"]))
+    ['torch']
+    """
     found = {}
-    for name in wanted:
+    for name in names:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 class Plan:
     """A route and the closure that runs a call of this shape along it, returning what the caller asked for."""
 
-    route: Route | None
+    route: Route
     run: Runner
 
 
@@ -52,16 +52,18 @@ def make_plan(
     choices: tuple[Choice, ...],
     quant: Quant | None,
     notes: tuple[str, ...] = (),
+    compiling: bool = False,
 ) -> Plan:
     """Validate the call, find its route, and bind everything but the tensors."""
-    request, platform, autocast = describe(q, k, v, structure, arguments, scale=scale, lse=lse, out=out, quant=quant)
-    squeeze = request.structure_kind == "packed" and q.dim() == 4
-    if _is_empty(request):
-        run: Runner = partial(_run_empty, lse=lse, squeeze=squeeze, autocast=autocast)
-        return Plan(None, run)
+    request, platform, autocast = describe(
+        q, k, v, structure, arguments, scale=scale, lse=lse, out=out, quant=quant, compiling=compiling
+    )
     machine = machine_of(platform, request.device)
     backends = backends_of(platform)
     route = find_route(request, machine, platform, backends, choices, all_backend_names, notes)
+    squeeze = request.structure_kind == "packed" and q.dim() == 4
+    if _is_empty(request):
+        return Plan(route, partial(_run_empty, lse=lse, squeeze=squeeze, autocast=autocast))
     _warn_once(route)
     return Plan(route, _runner(route, request, platform, quant, squeeze=squeeze, autocast=autocast))
 
@@ -77,6 +79,7 @@ def describe(
     lse: bool,
     out: torch.Tensor | None,
     quant: Quant | None,
+    compiling: bool = False,
 ) -> tuple[Request, Platform, torch.dtype | None]:
     """The request of a validated call, the platform that owns it, and the dtype autocast casts it to."""
     autocast = autocast_dtype(q) if isinstance(q, torch.Tensor) else None
@@ -87,7 +90,7 @@ def describe(
     request = request_of(
         q, k, v, structure, arguments,
         scale=checked_scale(scale, q.shape[-1]), lse=lse, out=out, autocast=autocast,
-        quant=None if quant is None else quant.method, capturing=capturing,
+        quant=None if quant is None else quant.method, capturing=capturing, compiling=compiling,
     )  # fmt: skip
     if out is not None:
         check_out(out, q, k, v, autocast or q.dtype, request.grad)
@@ -262,11 +265,14 @@ _warned: set[tuple[str, str, str]] = set()
 
 
 def _warn_once(route: Route) -> None:
-    slow = [note for note in route.notes if note.startswith("generic route")]
     key = (route.platform, route.name, route.request.structure_kind)
-    if slow and key not in _warned:
-        _warned.add(key)
-        warn(f"{route.name} serves [{route.request}]: {slow[0]}. pa.explain(...) tells why each backend does not.")
+    if route.slow and key not in _warned:
+        against = "; ".join(route.reasons.get(route.backend.name, ()))
+        warn(
+            f"{route.name}, a generic route, serves [{route.request}]: exact, but slower than a slot that takes it. "
+            f"{route.backend.name} does not: {against}. pa.explain(...) has the other backends' reasons"
+        )
+        _warned.add(key)  # after the warning, which is an error under POLYATTN_STRICT, each time
 
 
 @on_reload

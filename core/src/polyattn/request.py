@@ -32,6 +32,7 @@ def request_of(
     autocast: torch.dtype | None,
     quant: str | None,
     capturing: bool,
+    compiling: bool = False,
 ) -> Request:
     """The request of a call whose tensors have been checked by `check_tensors` and `check_out`."""
     kind, facts = settle(structure, q.shape, k.shape, arguments)
@@ -56,6 +57,7 @@ def request_of(
         quant=quant,
         options=arguments.options,
         capturing=capturing,
+        compiling=compiling,
     )
 
 

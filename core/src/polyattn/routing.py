@@ -22,7 +22,8 @@ class Route:
     """The backend and slot that run a request, through which compositions, and why no other.
 
     reasons   backend name -> why it was not chosen
-    notes     what a user should know: a choice that does not bind, a quantisation skipped, what would be faster
+    notes     what a user should know: a choice that does not bind, a quantisation skipped
+    left_out  names of the backends that the user's choice leaves out
     """
 
     platform: str
@@ -33,6 +34,7 @@ class Route:
     decisions: tuple[Decision, ...]
     reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    left_out: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -41,6 +43,11 @@ class Route:
         for composition in reversed(self.compositions):
             name = f"{composition.name}({name})"
         return name
+
+    @property
+    def slow(self) -> bool:
+        """Whether a composition costs more than copies of the tokens, which a native slot would save."""
+        return any(not composition.cheap for composition in self.compositions)
 
     @property
     def native(self) -> bool:
@@ -81,7 +88,7 @@ def find_route(
     decisions = resolve(request, machine, backends)
     found = next(_in_order(request, machine, candidates), None)
     if found is None:
-        raise _refusal(request, machine, platform, candidates, decisions)
+        raise _refusal(request, platform, candidates, decisions)
     return Route(
         platform=platform.name,
         backend=found.backend,
@@ -90,7 +97,8 @@ def find_route(
         request=request,
         decisions=decisions,
         reasons=_reasons(found, candidates, decisions),
-        notes=(*notes, *candidates.notes, *_slow(found, request)),
+        notes=(*notes, *candidates.notes),
+        left_out=frozenset(b.name for b in backends if b not in (*candidates.named, *candidates.automatic)),
     )
 
 
@@ -103,19 +111,32 @@ def candidates_for(
     known: Known,
 ) -> Candidates:
     """Which backends may run, in which order, after the user's choices."""
+    choice, notes = _binding(choices, platform, backends, known)
+    named, automatic = chosen_first(choice, platform.name, _ordered(platform, request, machine, backends))
+    return Candidates(named, automatic, notes)
+
+
+def backends_left(
+    choices: Sequence[Choice], platform: Platform, backends: Sequence[Backend], known: Known
+) -> tuple[Backend, ...]:
+    """The backends that the user's choices leave, before any request is known."""
+    named, automatic = chosen_first(_binding(choices, platform, backends, known)[0], platform.name, backends)
+    return (*named, *automatic)
+
+
+def _binding(
+    choices: Sequence[Choice], platform: Platform, backends: Sequence[Backend], known: Known
+) -> tuple[Choice, tuple[str, ...]]:
     names = [backend.name for backend in backends]
     notes: list[str] = []
-    choice = AUTOMATIC
-    for given in choices:
-        check_names(given, platform.name, names, known)
-        if binds(given, platform.name, names):
-            choice = given
-            break
+    for choice in choices:
+        check_names(choice, platform.name, names, known)
+        if binds(choice, platform.name, names):
+            return choice, tuple(notes)
         notes.append(
-            f"the {given.source} choice {given.text!r} does not bind on {platform.name}, which has no such backend"
+            f"the {choice.source} choice {choice.text!r} does not bind on {platform.name}, which has no such backend"
         )
-    named, automatic = chosen_first(choice, platform.name, _ordered(platform, request, machine, backends))
-    return Candidates(named, automatic, tuple(notes))
+    return AUTOMATIC, tuple(notes)
 
 
 def _ordered(platform: Platform, request: Request, machine: Machine, backends: Sequence[Backend]) -> list[Backend]:
@@ -178,15 +199,8 @@ def _reasons(found: _Found, candidates: Candidates, decisions: tuple[Decision, .
     return reasons
 
 
-def _slow(found: _Found, request: Request) -> tuple[str, ...]:
-    if all(composition.cheap for composition in found.compositions):
-        return ()
-    what = found.compositions[0].name
-    return (f"generic route {what}(...): no chosen backend takes {request.structure_kind!r} for this request natively",)
-
-
 def _refusal(
-    request: Request, machine: Machine, platform: Platform, candidates: Candidates, decisions: tuple[Decision, ...]
+    request: Request, platform: Platform, candidates: Candidates, decisions: tuple[Decision, ...]
 ) -> UnsupportedRequest | BackendUnavailable:
     eligible = (*candidates.named, *candidates.automatic)
     rejected = {d.backend.name: d for d in decisions if isinstance(d, Rejected) and d.backend in eligible}
@@ -203,7 +217,7 @@ def _refusal(
     )
     missing = bool(rejected) and all(decision.missing_package for decision in rejected.values())
     error = BackendUnavailable if missing else UnsupportedRequest
-    return error(text, backend=asked, platform=platform.name, reasons=reasons)
+    return error.because(text, backend=asked, platform=platform.name, reasons=reasons)
 
 
 def _why_not_composed(request: Request, decision: Rejected) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from polyattn.arguments import check_combination, checked, checked_scale
 from polyattn.errors import UnsupportedRequest
 from polyattn.operators import define_once
 from polyattn.quant import as_quant, skipped
-from polyattn.request import check_tensors
+from polyattn.request import check_out, check_tensors
 from polyattn.scope import current_choice, current_step
 from polyattn.structures.anchors import from_anchor
 from polyattn.structures.base import Structure
@@ -66,9 +66,7 @@ def attend_traced(
         if value is not None:
             raise UnsupportedRequest(f"{name}= is not supported inside a compiled graph; make this call outside of it")
     if options:
-        raise UnsupportedRequest(
-            "options= are not supported inside a compiled graph; set them through pa.configure outside"
-        )
+        raise UnsupportedRequest("options= are not supported inside a compiled graph; make this call outside of it")
     arguments = checked(causal, window, softcap, deterministic, ())
     check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, None)
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
@@ -82,6 +80,8 @@ def attend_traced(
     ints: tuple[int, ...] = ()
     kind = detail = ""
     if structure is not None:
+        if structure.kind not in _KINDS:
+            raise UnsupportedRequest(f"{type(structure).__name__} is not supported inside a compiled graph")
         anchors, ints = structure.anchors(), structure.anchor_ints()
         kind, detail = structure.kind, structure.anchor_detail()
     s0, s1, s2 = (*anchors, None, None, None)[:3]
@@ -94,6 +94,8 @@ def attend_traced(
         asked is None or asked.rotate, deterministic,
     )  # fmt: skip
     if out is not None:
+        needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
+        check_out(out, q, k, v, q.dtype, needs_grad and torch.is_grad_enabled())
         result = out.copy_(result)
     return (result, lse) if return_lse else result
 
@@ -112,7 +114,7 @@ def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tenso
     try:
         plan = find_plan(
             q, k, v, structure, causal, scale, window, softcap, lse, None, argument, configured,
-            None if quant is None else Quant(quant, rotate), None, deterministic, (),
+            None if quant is None else Quant(quant, rotate), None, deterministic, (), None, True,
         )  # fmt: skip
         answer = plan.run(q, k, v, None, structure)
     finally:

@@ -10,7 +10,8 @@ A slot is called as
 
 q, k, v      [B,S,H,D], packed [T,H,D]; paged: k and v are pools [pages,page_size,Hk,D]; any strides, one dtype
 out          None, or the buffer to write; a slot that claims `out` returns that same tensor
-meta         what the structure prepared for this device, once for all layers (`polyattn.structures`): None for dense
+meta         what the structure prepared for this device, once for all layers: None for dense, else a `KeyPaddingMeta`,
+             `MaskMeta`, `PackedMeta`, `SpansMeta` or `PagedMeta`
 causal       bottom-right aligned; `window` (left, right) likewise, None unbounded, its right side 0 with causal
 scale        a float, 0.0 means 0.0
 softcap      c > 0: scores become c*tanh(scores/c) before masks; 0.0: none
@@ -28,11 +29,24 @@ never edits process-global state of torch.
 ('causal is not supported',)
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from polyattn.door.backend import Backend, Features, Options, Requires, Slot
 from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import API_LEVEL, Declined, Found, Machine, Platform
 from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts
 from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
+
+if TYPE_CHECKING:
+    from polyattn.backends.generic import generic_backends
+    from polyattn.machine import installed_versions
+    from polyattn.operators import define_once
+    from polyattn.structures.key_padding import KeyPaddingMeta
+    from polyattn.structures.mask import MaskMeta
+    from polyattn.structures.packed_meta import PackedMeta
+    from polyattn.structures.paged import PagedMeta
+    from polyattn.structures.spans import SpansMeta
 
 __all__ = [
     "API_LEVEL",
@@ -44,17 +58,45 @@ __all__ = [
     "Declined",
     "Features",
     "Found",
+    "KeyPaddingMeta",
     "Machine",
+    "MaskMeta",
     "Options",
+    "PackedMeta",
+    "PagedMeta",
     "Platform",
     "Rejected",
     "Request",
     "Requires",
     "Slot",
+    "SpansMeta",
     "StructureFacts",
     "TensorFacts",
     "capabilities_of",
+    "define_once",
+    "generic_backends",
+    "installed_versions",
     "missing_requirements",
     "resolve",
     "unmet",
 ]
+
+#: Published for the modules behind an entry point (slots, backends); loaded on first use, since most of it needs torch.
+_LAZY = {
+    "KeyPaddingMeta": "polyattn.structures.key_padding",
+    "MaskMeta": "polyattn.structures.mask",
+    "PackedMeta": "polyattn.structures.packed_meta",
+    "PagedMeta": "polyattn.structures.paged",
+    "SpansMeta": "polyattn.structures.spans",
+    "define_once": "polyattn.operators",
+    "generic_backends": "polyattn.backends.generic",
+    "installed_versions": "polyattn.machine",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'polyattn.vendor' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

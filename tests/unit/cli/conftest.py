@@ -38,6 +38,15 @@ def platform():
 """
 
 
+#: A third party's backend of the CPU, which asks for a package of its own.
+FAST_ON_CPU = """
+from polyattn.vendor import *
+
+FAST = Backend("fast", (Slot("fast:run", Features(dtypes=frozenset({"bfloat16"}))),),
+               requires=(Requires("fast-kernels", "2.0", "pip install fast-kernels"),))
+"""
+
+
 @dataclass
 class Answer:
     """What a command printed and returned."""
@@ -112,3 +121,11 @@ def add_distribution(
     for module in modules:
         monkeypatch.delitem(sys.modules, module, raising=False)
     reload_environment()
+
+
+def add_kernels(root: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Install the third-party backend "cpu:fast" and that version of the package that it requires."""
+    monkeypatch.syspath_prepend(install(root / version / "fast-kernels", "fast-kernels", {}, {}, {}, version=version))
+    add_distribution(
+        root / version, monkeypatch, "fast-attn", {"fast_on_cpu": FAST_ON_CPU}, {}, {"cpu.fast": "fast_on_cpu:FAST"}
+    )

@@ -9,6 +9,7 @@ import torch
 import polyattn as pa
 from polyattn.cli.asked import Asked, request_of
 from polyattn.cli.failure import UsageError
+from tests.unit.cli.conftest import add_kernels
 
 Q = ("--q", "2,100,8,64")
 
@@ -160,6 +161,24 @@ def test_a_described_machine_of_a_platform_whose_devices_are_elsewhere(polyattn,
     assert {row["backend"]: row["reasons"] for row in old["backends"]}["toy:fast"] == (
         "package toy-kernels 1.9 is older than 2.0: pip install toy-kernels"
     )
+
+
+def test_packages_that_a_third_party_backend_requires_are_seen(polyattn, tmp_path, monkeypatch):
+    ask = ("explain", *Q, "--device", "cpu", "--backend", "fast,auto", "--json")
+    add_kernels(tmp_path, monkeypatch, version="1.9")
+    old = polyattn(*ask).json
+    assert old["chosen"] != "cpu:fast"
+    assert {row["backend"]: row["reasons"] for row in old["backends"]}["cpu:fast"] == (
+        "package fast-kernels 1.9 is older than 2.0: pip install fast-kernels"
+    )
+    add_kernels(tmp_path, monkeypatch, version="2.1")
+    assert polyattn(*ask).json["chosen"] == "cpu:fast"
+
+
+def test_what_the_choice_leaves_out_is_not_chosen(polyattn):
+    rows = polyattn("explain", *Q, "--dtype", "float32", "--backend=-sdpa", "--json").json["backends"]
+    verdicts = {row["backend"]: row["verdict"] for row in rows}
+    assert (verdicts["cpu:blocked"], verdicts["cpu:sdpa"]) == ("chosen", "not chosen")
 
 
 def test_a_choice_binds_on_a_described_machine(polyattn, add_platform, machine_file):

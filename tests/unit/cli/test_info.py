@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyattn as pa
-from tests.unit.cli.conftest import add_distribution
+from tests.unit.cli.conftest import add_distribution, add_kernels
 
 TABLES = ("software", "packages", "platforms", "devices", "backends", "capabilities of cpu", "environment")
 
@@ -99,7 +99,7 @@ def test_vendor_variables_are_shown_as_set_even_where_the_platform_declined(poly
             "No module named 'toy_kernels_nowhere'",
         ),
         ({"probe": "Found()", "machine": "lambda d: 1 / 0"}, "  toy:0", "ZeroDivisionError"),
-        ({"probe": "Found()", "machine": "lambda d: None"}, "  toy:0", "returned NoneType"),
+        ({"probe": "Found()", "machine": "lambda d: None"}, "  toy:0", "NoneType"),
         ({"probe": "Found()", "backends": "(1,)"}, "  toy:*", "not int"),
         ({"probe": "Found(devices='2')"}, "  toy:*", "'str' object cannot be interpreted as an integer"),
         ({"source": "import sys; sys.exit('license expired')"}, "traceback of platform toy", "license expired"),
@@ -173,6 +173,26 @@ def test_third_party_backends(polyattn, tmp_path, monkeypatch, no_vendors):
     assert "libextra.so" in reports["bad"]["reason"]
     assert "extra" in by_name(answer.json["in_use"], "platform")["cpu"]["capabilities"]["backends"]
     assert "cpu:bad    failed    extra-attn 1.5" in polyattn("info").out
+
+
+def test_packages_that_a_third_party_backend_requires_are_seen(polyattn, tmp_path, monkeypatch, no_vendors):
+    add_kernels(tmp_path, monkeypatch, version="1.9")
+    cpu = by_name(polyattn("info", "--json").json["in_use"], "platform")["cpu"]
+    fast = by_name(cpu["backends"], "backend")["cpu:fast"]
+    assert fast["reasons"] == ["package fast-kernels 1.9 is older than 2.0: pip install fast-kernels"]
+    assert cpu["devices"][0]["versions"]["fast-kernels"] == "1.9"
+    add_kernels(tmp_path, monkeypatch, version="2.1")
+    cpu = by_name(polyattn("info", "--json").json["in_use"], "platform")["cpu"]
+    assert by_name(cpu["backends"], "backend")["cpu:fast"]["status"] == "usable"
+    assert polyattn("info", "--machine", "cpu").json["versions"]["fast-kernels"] == "2.1"
+
+
+def test_devices_are_shown_where_the_backends_cannot_be_had(polyattn, add_platform):
+    add_platform(probe="Found()", backends="'toy_kernels_nowhere:ALL'")
+    toy = by_name(polyattn("info", "--json").json["in_use"], "platform")["toy"]
+    assert toy["devices"][0]["arch"] == "toy2"
+    assert toy["device_errors"] == []
+    assert "toy_kernels_nowhere" in toy["error"]
 
 
 def test_an_override_still_shows_the_embedded_platform(polyattn, add_platform, monkeypatch):

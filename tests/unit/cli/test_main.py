@@ -13,6 +13,7 @@ from polyattn.cli import verify as verify_room
 from polyattn.cli.failure import UsageError
 from polyattn.cli.parser import make_parser
 from polyattn.environment import PolyattnWarning
+from polyattn.testing.targets import targets
 
 
 def test_help_lists_the_commands_that_exist(polyattn):
@@ -60,6 +61,13 @@ def test_verify_gets_its_platform_and_backend(polyattn, monkeypatch):
     polyattn("verify", "--backend", "cpu:sdpa", "--json")
     polyattn("verify", "--platform", "cpu", "--backend", "sdpa")
     assert calls == [((None, None), False), (("cpu", "sdpa"), True), (("cpu", "sdpa"), False)]
+
+
+def test_verify_takes_every_platform_that_is_found_unless_one_is_named(polyattn, add_platform, no_vendors):
+    add_platform(probe="Found()")
+    assert {target.platform.name for target in targets()} == {"cpu", "toy"}
+    assert {target.platform.name for target in targets("toy")} == {"toy"}
+    assert "(default: every one that is found here)" in " ".join(polyattn("verify", "--help").out.split())
 
 
 def test_demo_gets_its_sentences(polyattn, monkeypatch):

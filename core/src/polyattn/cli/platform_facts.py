@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from polyattn.cli.capabilities import matrix
@@ -9,6 +11,7 @@ from polyattn.discovery import backends_of
 from polyattn.discovery.loading import cause
 from polyattn.discovery.scan import BROKEN
 from polyattn.door.resolution import missing_requirements
+from polyattn.machine import machine_of
 from polyattn.vendor import Backend, Machine, Platform, Request, Slot, TensorFacts
 
 
@@ -24,12 +27,14 @@ def platform_facts(platform: Platform, devices: int) -> dict[str, Any]:
         "error": "",
     }
     try:
-        machines, facts["device_errors"] = _machines(platform, devices)
+        backends, facts["error"] = _backends(platform)
+        # A machine's facts hold what its backends require; without backends, the platform's own are left.
+        facts_of = platform.machine if backends is None else partial(machine_of, platform)
+        machines, facts["device_errors"] = _machines(platform.device_type, devices, facts_of)
         facts["devices"] = [machine.as_dict() for machine in machines]
-        backends = backends_of(platform)
         first = machines[0] if machines else None
-        facts["backends"] = [backend_facts(backend, platform.name, first) for backend in backends]
-        facts["capabilities"] = matrix(platform.name, backends)
+        facts["backends"] = [backend_facts(backend, platform.name, first) for backend in backends or ()]
+        facts["capabilities"] = matrix(platform.name, backends or ())
     except BROKEN as error:
         facts["error"] = cause(error)
     return facts
@@ -78,16 +83,22 @@ def _plain_request(slot: Slot, machine: Machine) -> Request | None:
     return Request(tensor, tensor, tensor, device=f"{machine.device_type}:{machine.index}", scale=dim**-0.5)
 
 
-def _machines(platform: Platform, devices: int) -> tuple[list[Machine], list[str]]:
+def _backends(platform: Platform) -> tuple[tuple[Backend, ...] | None, str]:
+    """The platform's backends, or None and why they cannot be had."""
+    try:
+        return backends_of(platform), ""
+    except BROKEN as error:
+        return None, cause(error)
+
+
+def _machines(device_type: str, devices: int, facts_of: Callable[[str], Machine]) -> tuple[list[Machine], list[str]]:
+    """The machines behind so many devices, and a line for each whose facts cannot be read."""
     machines: list[Machine] = []
     errors: list[str] = []
     for index in range(devices):
-        device = f"{platform.device_type}:{index}"
+        device = f"{device_type}:{index}"
         try:
-            machine = platform.machine(device)
-            if not isinstance(machine, Machine):
-                raise TypeError(f"Platform.machine returned {type(machine).__name__}, not a polyattn.vendor.Machine")
-            machines.append(machine)
+            machines.append(facts_of(device))
         except BROKEN as error:
             errors.append(f"{device}: {cause(error)}")
     return machines, errors

@@ -24,7 +24,7 @@ class Section:
 #: Words that rich shows in a colour of their own.
 _STYLES = {
     "accepted": "green", "chosen": "green", "usable": "green", "yes": "green",
-    "declined": "yellow", "skipped": "yellow", "missing package": "yellow",
+    "declined": "yellow", "skipped": "yellow", "missing package": "yellow", "not chosen": "yellow",
     "failed": "red", "cannot run": "red", "error": "red",
 }  # fmt: skip
 

@@ -109,7 +109,7 @@ def _own(platform: Platform) -> tuple[Backend, ...]:
             raise ValueError(f"backend names must be unique; given more than once: {', '.join(twice)}")
     except BROKEN as error:
         source = platform.backends if isinstance(platform.backends, str) else "given in its record"
-        raise BackendUnavailable(
+        raise BackendUnavailable.because(
             f"the backends of platform {platform.name!r} ({source}) did not load: {cause(error)}. "
             "Repair or uninstall the package that provides it",
             platform=platform.name,

@@ -29,7 +29,7 @@ class Fatal:
         """A fresh exception."""
         if self.unknown_name:
             return ValueError(self.message)
-        return BackendUnavailable(self.message, platform=self.platform)
+        return BackendUnavailable.because(self.message, platform=self.platform)
 
 
 @dataclass(frozen=True)

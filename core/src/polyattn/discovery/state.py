@@ -122,7 +122,7 @@ def _embedded() -> Platform:
             state.embedded = _detection.embedded(detected().reports)
         outcome = state.embedded
     if outcome.platform is None:
-        raise BackendUnavailable(
+        raise BackendUnavailable.because(
             f"platform {EMBEDDED.name!r}, part of polyattn itself, is not usable: {outcome.report.reason}",
             platform=EMBEDDED.name,
         )

@@ -6,9 +6,7 @@ from enum import Flag, auto
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from polyattn.door.backend import Backend, Features
+    from polyattn.door.backend import Features
 
 
 class Capability(Flag):
@@ -79,8 +77,3 @@ def capabilities_of(features: Features) -> Capability:
     for name in features.quant:
         flags |= Capability[f"QUANT_{name.upper()}"]
     return flags
-
-
-def has_capability(backends: Iterable[Backend], wanted: Capability) -> bool:
-    """Whether one slot of one of these backends has all of `wanted`."""
-    return any(wanted in capabilities_of(slot.features) for backend in backends for slot in backend.slots)

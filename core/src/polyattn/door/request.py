@@ -20,6 +20,9 @@ KINDS = (
 )
 
 
+_FLAGS = ("causal", "lse", "out", "grad", "deterministic", "capturing", "compiling")
+
+
 @dataclass(frozen=True)
 class TensorFacts:
     """Shape, stride (both in elements) and dtype name of one tensor."""
@@ -90,6 +93,7 @@ class Request:
     quant             "fp8", "int8", "mxfp8", "mxfp4" or None
     options           typed options of this platform (see `Options`)
     capturing         the device's stream is being captured into a graph
+    compiling         the call is made by a compiled graph (torch.compile)
     """
 
     q: TensorFacts
@@ -110,6 +114,7 @@ class Request:
     quant: str | None = None
     options: tuple[Any, ...] = ()
     capturing: bool = False
+    compiling: bool = False
 
     @property
     def device_type(self) -> str:
@@ -148,8 +153,6 @@ class Request:
         words = [f"q{q} k{k} v{v} {self.dtype} on {self.device}", self.structure_kind]
         if self.structure_facts.documents is not None:
             words.append(f"{self.structure_facts.documents} documents")
-        words += [
-            name for name in ("causal", "lse", "out", "grad", "deterministic", "capturing") if getattr(self, name)
-        ]
+        words += [name for name in _FLAGS if getattr(self, name)]
         words += [f"{name}={value}" for name in ("window", "softcap", "quant") if (value := getattr(self, name))]
         return ", ".join(words)

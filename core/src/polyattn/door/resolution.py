@@ -113,6 +113,7 @@ def unmet(features: Features, request: Request) -> tuple[str, ...]:
         ("a gradient of the mask", facts.mask_grad, features.mask_grad),
         ("deterministic=True", request.deterministic, features.deterministic),
         ("graph capture", request.capturing, features.capture),
+        ("running in compiled graphs", request.compiling, features.compile),
     )
     reasons += [f"{name} is not supported" for name, asked, has in needs if asked and not has]
     return tuple(reasons)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.backends.generic import generic_backends
-from polyattn.vendor import Backend
+from polyattn.vendor import Backend, generic_backends
 
 #: What these devices compute in. They have no float64.
 DTYPES = frozenset({"bfloat16", "float16", "float32"})

@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 from glob import glob
-from importlib import metadata
 from typing import Any
 
 from polyattn.vendor import Declined, Found, Machine
 
+PLATFORM = "musa"
+#: torch's name of these devices, and of the module that serves them.
+DEVICE_TYPE = "musa"
+#: What serves them below torch, by the name that people know.
+RUNTIME = "torch_musa"
 #: Variables that hide devices. The runtime's own reading of them counts; parsing them here would be a second opinion.
 VISIBILITY = ("MUSA_VISIBLE_DEVICES",)
 #: Every variable that changes what runs here: facts of the machine, never set by us.
@@ -19,10 +23,17 @@ VARIABLES = (*VISIBILITY, "TORCHADA_PLATFORM", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 DISTRIBUTIONS = ("flash_attn_3", "mate", "sageattention", "torch_musa", "torchada")
 #: Device files, one of which is there wherever the driver is.
 DRIVER_FILES = ("/dev/mtgpu*",)
+#: torch's own count of devices that does not start the runtime: torch_musa has none.
+QUIET_COUNT = ""
+#: Seconds that a child process may take to import torch and count.
+CHILD_TIMEOUT_S = 30
+
+
+# The steps of detection. Their text is the same in all of polyattn's vendor packages: tests/packaging/test_twins.py.
 
 
 def probe() -> Found | Declined:
-    """Whether this torch serves Moore Threads MUSA and sees a device."""
+    """Whether this torch serves these devices and sees one."""
     try:
         import torch
     except Exception as error:
@@ -30,26 +41,32 @@ def probe() -> Found | Declined:
     reason = _unserved(torch)
     if reason:
         return Declined(reason)
-    count = _count(torch)
+    seen_by = f"{RUNTIME} {_runtime(torch)}"
+    try:
+        count = _count(torch)
+    except _CountError as error:
+        return Declined(f"{seen_by} cannot count devices{_hidden()}: {error}")
     if count == 0:
-        return Declined(f"torch_musa {_runtime(torch)} sees no device{_hidden()}")
-    return Found(f"{count} device{'s' if count > 1 else ''}, torch_musa {_runtime(torch)}{_hidden()}", count)
+        return Declined(f"{seen_by} sees no device{_hidden()}")
+    return Found(f"{count} device{'s' if count > 1 else ''}, {seen_by}{_hidden()}", count)
 
 
 def machine(device: str) -> Machine:
     """The facts of one device. A context is used where there is one, but never made: it would not survive a fork."""
     import torch
 
+    from polyattn.vendor import installed_versions
+
     index = int(device.partition(":")[2] or 0)
     arch, name = _arch_and_name(torch, index)
-    installed = {package: version for package in DISTRIBUTIONS if (version := _installed(package))}
+    runtime = {RUNTIME.lower(): _runtime(torch)}
     return Machine(
-        platform="musa",
-        device_type="musa",
+        platform=PLATFORM,
+        device_type=DEVICE_TYPE,
         index=index,
         arch=arch,
         name=name,
-        versions={"torch": torch.__version__, "torch_musa": _runtime(torch), **installed},
+        versions={"torch": torch.__version__, **runtime, **installed_versions(DISTRIBUTIONS)},
         env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     )
 
@@ -58,35 +75,38 @@ def capturing() -> bool:
     """Whether the current stream is being captured into a graph."""
     import torch
 
-    ask = getattr(torch.musa, "is_current_stream_capturing", None)  # type: ignore[attr-defined]  # a plugin adds it
+    ask = getattr(getattr(torch, DEVICE_TYPE), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
-def _unserved(torch: Any) -> str:
-    """Why this torch cannot serve these devices; empty where it can."""
-    if not hasattr(torch, "musa"):
-        return (
-            "torch has no musa device: torch_musa is not installed, or was not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD)"
-        )
-    return ""
-
-
-def _runtime(torch: Any) -> str:
-    """The version of torch_musa."""
-    return _installed("torch_musa")
+class _CountError(Exception):
+    """Why the devices could not be counted."""
 
 
 def _count(torch: Any) -> int:
     """Devices that this process may use.
 
-    The runtime, once asked, breaks a later fork. So it is asked here only where it already runs, or where no driver is
-    that it could start. Otherwise a child process asks it.
+    The runtime, once asked, breaks a later fork. So it is asked here only where it already runs, where no driver is
+    that it could start, or where torch can count without it. Otherwise a child process asks it.
     """
-    if torch.musa.is_initialized() or not _driver():
-        return int(torch.musa.device_count())
-    code = "import torch; print(torch.musa.device_count())"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(answer.stdout.split()[-1])
+    module = getattr(torch, DEVICE_TYPE)
+    quietly = getattr(module, QUIET_COUNT, None)
+    if module.is_initialized() or not _driver() or (quietly is not None and quietly() >= 0):
+        return int(module.device_count())
+    return _count_in_child()
+
+
+def _count_in_child() -> int:
+    """What a child process counts; _CountError with the last line of its errors where it does not."""
+    command = [sys.executable, "-c", f"import torch; print(torch.{DEVICE_TYPE}.device_count())"]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _CountError(f"a child process did not answer within {CHILD_TIMEOUT_S} s") from error
+    if child.returncode != 0:
+        said = child.stderr.strip().splitlines() or ["it said nothing"]
+        raise _CountError(f"a child process ended with {child.returncode}: {said[-1].strip()}")
+    return int(child.stdout.split()[-1])
 
 
 def _driver() -> bool:
@@ -100,12 +120,23 @@ def _hidden() -> str:
     return f" with {', '.join(stated)}" if stated else ""
 
 
-def _installed(package: str) -> str:
-    """The version of an installed distribution; empty where it is absent."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+# This vendor's own answers.
+
+
+def _unserved(torch: Any) -> str:
+    """Why this torch cannot serve these devices; empty where it can."""
+    if not hasattr(torch, "musa"):
+        return (
+            "torch has no musa device: torch_musa is not installed, or was not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD)"
+        )
+    return ""
+
+
+def _runtime(torch: Any) -> str:
+    """The version of torch_musa."""
+    from polyattn.vendor import installed_versions
+
+    return installed_versions(["torch_musa"]).get("torch_musa", "")
 
 
 def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:

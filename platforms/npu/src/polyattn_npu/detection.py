@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 from glob import glob
-from importlib import metadata
 from typing import Any
 
 from polyattn.vendor import Declined, Found, Machine
 
+PLATFORM = "npu"
+#: torch's name of these devices, and of the module that serves them.
+DEVICE_TYPE = "npu"
+#: What serves them below torch, by the name that people know.
+RUNTIME = "torch-npu"
 #: Variables that hide devices. The runtime's own reading of them counts; parsing them here would be a second opinion.
 VISIBILITY = ("ASCEND_RT_VISIBLE_DEVICES",)
 #: Every variable that changes what runs here: facts of the machine, never set by us.
@@ -25,12 +29,17 @@ VARIABLES = (
 DISTRIBUTIONS = ("mindiesd", "torch-npu", "triton-ascend")
 #: Device files, one of which is there wherever the driver is.
 DRIVER_FILES = ("/dev/davinci[0-9]*",)
-#: The vendor's numbers of each device class.
-SOC_VERSIONS = {"310P": range(200, 206), "A2": range(220, 226), "A3": range(250, 256), "A5": range(260, 261)}
+#: torch's own count of devices that does not start the runtime; below 0 where it cannot tell.
+QUIET_COUNT = "_device_count_ascend_hal"
+#: Seconds that a child process may take to import torch and count.
+CHILD_TIMEOUT_S = 30
+
+
+# The steps of detection. Their text is the same in all of polyattn's vendor packages: tests/packaging/test_twins.py.
 
 
 def probe() -> Found | Declined:
-    """Whether this torch serves Ascend NPU and sees a device."""
+    """Whether this torch serves these devices and sees one."""
     try:
         import torch
     except Exception as error:
@@ -38,26 +47,32 @@ def probe() -> Found | Declined:
     reason = _unserved(torch)
     if reason:
         return Declined(reason)
-    count = _count(torch)
+    seen_by = f"{RUNTIME} {_runtime(torch)}"
+    try:
+        count = _count(torch)
+    except _CountError as error:
+        return Declined(f"{seen_by} cannot count devices{_hidden()}: {error}")
     if count == 0:
-        return Declined(f"torch-npu {_runtime(torch)} sees no device{_hidden()}")
-    return Found(f"{count} device{'s' if count > 1 else ''}, torch-npu {_runtime(torch)}{_hidden()}", count)
+        return Declined(f"{seen_by} sees no device{_hidden()}")
+    return Found(f"{count} device{'s' if count > 1 else ''}, {seen_by}{_hidden()}", count)
 
 
 def machine(device: str) -> Machine:
     """The facts of one device. A context is used where there is one, but never made: it would not survive a fork."""
     import torch
 
+    from polyattn.vendor import installed_versions
+
     index = int(device.partition(":")[2] or 0)
     arch, name = _arch_and_name(torch, index)
-    installed = {package: version for package in DISTRIBUTIONS if (version := _installed(package))}
+    runtime = {RUNTIME.lower(): _runtime(torch)}
     return Machine(
-        platform="npu",
-        device_type="npu",
+        platform=PLATFORM,
+        device_type=DEVICE_TYPE,
         index=index,
         arch=arch,
         name=name,
-        versions={"torch": torch.__version__, "torch-npu": _runtime(torch), **installed},
+        versions={"torch": torch.__version__, **runtime, **installed_versions(DISTRIBUTIONS)},
         env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     )
 
@@ -66,34 +81,38 @@ def capturing() -> bool:
     """Whether the current stream is being captured into a graph."""
     import torch
 
-    ask = getattr(torch.npu, "is_current_stream_capturing", None)  # type: ignore[attr-defined]  # a plugin adds it
+    ask = getattr(getattr(torch, DEVICE_TYPE), "is_current_stream_capturing", None)
     return ask is not None and bool(ask())
 
 
-def _unserved(torch: Any) -> str:
-    """Why this torch cannot serve these devices; empty where it can."""
-    if not hasattr(torch, "npu"):
-        return "torch has no npu device: torch-npu is not installed, or was not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD)"
-    return ""
-
-
-def _runtime(torch: Any) -> str:
-    """The version of torch-npu."""
-    return _installed("torch-npu")
+class _CountError(Exception):
+    """Why the devices could not be counted."""
 
 
 def _count(torch: Any) -> int:
     """Devices that this process may use.
 
     The runtime, once asked, breaks a later fork. So it is asked here only where it already runs, where no driver is
-    that it could start, or where the Ascend HAL answers in its place. Otherwise a child process asks it.
+    that it could start, or where torch can count without it. Otherwise a child process asks it.
     """
-    quietly = getattr(torch.npu, "_device_count_ascend_hal", None)
-    if torch.npu.is_initialized() or not _driver() or (quietly is not None and quietly() >= 0):
-        return int(torch.npu.device_count())
-    code = "import torch; print(torch.npu.device_count())"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(answer.stdout.split()[-1])
+    module = getattr(torch, DEVICE_TYPE)
+    quietly = getattr(module, QUIET_COUNT, None)
+    if module.is_initialized() or not _driver() or (quietly is not None and quietly() >= 0):
+        return int(module.device_count())
+    return _count_in_child()
+
+
+def _count_in_child() -> int:
+    """What a child process counts; _CountError with the last line of its errors where it does not."""
+    command = [sys.executable, "-c", f"import torch; print(torch.{DEVICE_TYPE}.device_count())"]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _CountError(f"a child process did not answer within {CHILD_TIMEOUT_S} s") from error
+    if child.returncode != 0:
+        said = child.stderr.strip().splitlines() or ["it said nothing"]
+        raise _CountError(f"a child process ended with {child.returncode}: {said[-1].strip()}")
+    return int(child.stdout.split()[-1])
 
 
 def _driver() -> bool:
@@ -107,12 +126,24 @@ def _hidden() -> str:
     return f" with {', '.join(stated)}" if stated else ""
 
 
-def _installed(package: str) -> str:
-    """The version of an installed distribution; empty where it is absent."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+# This vendor's own answers.
+
+#: The vendor's numbers of each device class.
+SOC_VERSIONS = {"310P": range(200, 206), "A2": range(220, 226), "A3": range(250, 256), "A5": range(260, 261)}
+
+
+def _unserved(torch: Any) -> str:
+    """Why this torch cannot serve these devices; empty where it can."""
+    if not hasattr(torch, "npu"):
+        return "torch has no npu device: torch-npu is not installed, or was not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD)"
+    return ""
+
+
+def _runtime(torch: Any) -> str:
+    """The version of torch-npu."""
+    from polyattn.vendor import installed_versions
+
+    return installed_versions(["torch-npu"]).get("torch-npu", "")
 
 
 def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:

@@ -9,8 +9,8 @@ __all__ = ["platform"]
 def platform() -> Platform:
     """The entry point `rocm` of the group `polyattn.platforms`."""
     return Platform(
-        name="rocm",
-        device_type="cuda",
+        name=detection.PLATFORM,
+        device_type=detection.DEVICE_TYPE,
         priority=40,  # cuda 50, rocm 40, npu 30, xpu 20, musa 10, cpu 0
         probe=detection.probe,
         machine=detection.machine,

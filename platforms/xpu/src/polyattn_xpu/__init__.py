@@ -9,8 +9,8 @@ __all__ = ["platform"]
 def platform() -> Platform:
     """The entry point `xpu` of the group `polyattn.platforms`."""
     return Platform(
-        name="xpu",
-        device_type="xpu",
+        name=detection.PLATFORM,
+        device_type=detection.DEVICE_TYPE,
         priority=20,  # cuda 50, rocm 40, npu 30, xpu 20, musa 10, cpu 0
         probe=detection.probe,
         machine=detection.machine,
