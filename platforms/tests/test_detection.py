@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,8 @@ import torch
 
 from platforms.tests.vendors import BUILDS, VENDORS, detection_of, forbidden, no_devices, pretend
 from polyattn.vendor import Declined, Found
+
+Child = Callable[[str], Path]
 
 
 @pytest.fixture(params=VENDORS)
@@ -27,7 +30,7 @@ def detection(vendor: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, detection: ModuleType):  # type: ignore[no-untyped-def]
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, detection: ModuleType) -> Child:
     """Lets a shell script stand for the Python that counts in a child process; returns the file of its arguments."""
 
     def stand_in(script: str) -> Path:
@@ -85,7 +88,7 @@ def test_a_variable_that_hides_every_device_is_named(
         assert f"{variable}='-1'" in found.reason
 
 
-def test_where_asking_the_runtime_would_break_a_fork_a_child_asks(child, detection: ModuleType) -> None:  # type: ignore[no-untyped-def]
+def test_where_asking_the_runtime_would_break_a_fork_a_child_asks(child: Child, detection: ModuleType) -> None:
     asked = child('echo "a word of the driver\'s"; echo 3')
     found = detection.probe()
     assert isinstance(found, Found)
@@ -93,7 +96,7 @@ def test_where_asking_the_runtime_would_break_a_fork_a_child_asks(child, detecti
     assert f"torch.{detection.DEVICE_TYPE}.device_count()" in asked.read_text()
 
 
-def test_a_child_that_fails_is_a_reason_with_its_last_word(child, detection: ModuleType) -> None:  # type: ignore[no-untyped-def]
+def test_a_child_that_fails_is_a_reason_with_its_last_word(child: Child, detection: ModuleType) -> None:
     child('echo "Traceback ..." >&2; echo "RuntimeError: driver 5 is too old" >&2; echo >&2; exit 1')
     found = detection.probe()
     assert isinstance(found, Declined)
@@ -101,7 +104,7 @@ def test_a_child_that_fails_is_a_reason_with_its_last_word(child, detection: Mod
     assert "Traceback" not in found.reason
 
 
-def test_a_child_that_dies_silently_is_a_reason(child, detection: ModuleType) -> None:  # type: ignore[no-untyped-def]
+def test_a_child_that_dies_silently_is_a_reason(child: Child, detection: ModuleType) -> None:
     child("kill -9 $$")
     found = detection.probe()
     assert isinstance(found, Declined)
@@ -109,7 +112,7 @@ def test_a_child_that_dies_silently_is_a_reason(child, detection: ModuleType) ->
 
 
 def test_a_child_that_hangs_is_a_reason(
-    child,  # type: ignore[no-untyped-def]
+    child: Child,
     monkeypatch: pytest.MonkeyPatch,
     detection: ModuleType,
 ) -> None:
@@ -121,14 +124,13 @@ def test_a_child_that_hangs_is_a_reason(
     assert "0.2 s" in found.reason
 
 
+@pytest.mark.parametrize("vendor", [vendor for vendor in VENDORS if detection_of(vendor).QUIET_COUNT])
 def test_torchs_own_quiet_count_needs_no_child(
-    child,  # type: ignore[no-untyped-def]
+    child: Child,
     monkeypatch: pytest.MonkeyPatch,
     vendor: str,
     detection: ModuleType,
 ) -> None:
-    if not detection.QUIET_COUNT:
-        pytest.skip(f"torch has no such count for {vendor}")
     asked = child("exit 1")
     pretend(monkeypatch, vendor, devices=4, **quiet(detection, 4))
     found = detection.probe()
@@ -138,7 +140,7 @@ def test_torchs_own_quiet_count_needs_no_child(
 
 
 def test_a_runtime_that_already_runs_is_asked_itself(
-    child,  # type: ignore[no-untyped-def]
+    child: Child,
     monkeypatch: pytest.MonkeyPatch,
     vendor: str,
     detection: ModuleType,

@@ -1,66 +1,81 @@
-"""The five vendor distributions look alike: reading one is reading all."""
+"""The five vendor distributions look alike, and take from polyattn only what its door publishes."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.packaging.distributions import ROOT, VENDORS
 
-#: What every vendor's detection.py offers and is built of, in this order. Each may add what only its device needs.
-DETECTION = (
-    "VISIBILITY",
-    "VARIABLES",
-    "DISTRIBUTIONS",
-    "DRIVER_FILES",
-    "probe",
-    "machine",
-    "capturing",
-    "_unserved",
-    "_runtime",
-    "_count",
-    "_driver",
-    "_hidden",
-    "_installed",
-    "_arch_and_name",
-)
+#: detection.py between these two comments is the same text in every vendor's package.
+SHARED, OWN = "\n# The steps of detection.", "\n# This vendor's own answers."
 
 
-def top_level(path: Path) -> list[str]:
-    """Names bound at the top of a module, in order."""
-    bound = []
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
-            bound.append(node.name)
-        elif isinstance(node, ast.Assign):
-            bound += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return bound
+def package(vendor: str) -> Path:
+    return ROOT / "platforms" / vendor / "src" / f"polyattn_{vendor}"
+
+
+def parts(vendor: str) -> tuple[str, str, str]:
+    """A detection.py: what it states, the steps that all share, its own answers."""
+    text = (package(vendor) / "detection.py").read_text(encoding="utf-8")
+    assert (text.count(SHARED), text.count(OWN)) == (1, 1)
+    stated, _, rest = text.partition(SHARED)
+    steps, _, own = rest.partition(OWN)
+    return stated, steps, own
+
+
+def constants(text: str) -> list[str]:
+    """The names that a text binds in upper case, in order."""
+    return re.findall(r"^([A-Z][A-Z_]*) = ", text, re.M)
+
+
+def functions(text: str) -> list[str]:
+    return re.findall(r"^def (\w+)\(", text, re.M)
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_each_has_the_same_files(vendor: str) -> None:
     room = ROOT / "platforms" / vendor
-    package = room / "src" / f"polyattn_{vendor}"
     expected = [
         room / "pyproject.toml",
         room / "README.md",
-        package / "__init__.py",
-        package / "backends.py",
-        package / "detection.py",
-        package / "py.typed",
-        room / "tests" / f"test_{vendor}_backends.py",
+        package(vendor) / "__init__.py",
+        package(vendor) / "backends.py",
+        package(vendor) / "detection.py",
+        package(vendor) / "py.typed",
         room / "tests" / f"test_{vendor}_detection.py",
     ]
     assert [path for path in expected if not path.is_file()] == []
 
 
-@pytest.mark.parametrize("vendor", VENDORS)
-def test_each_detects_by_the_same_steps(vendor: str) -> None:
-    bound = top_level(ROOT / "platforms" / vendor / "src" / f"polyattn_{vendor}" / "detection.py")
-    assert [name for name in bound if name in DETECTION] == list(DETECTION)
+def test_detection_takes_the_same_steps_in_the_same_words() -> None:
+    assert len({parts(vendor)[1] for vendor in VENDORS}) == 1
+    steps = functions(parts(VENDORS[0])[1])
+    assert {"probe", "machine", "capturing", "_count"} <= set(steps), "the comments stand around them"
+
+
+def test_detection_states_and_answers_the_same_questions() -> None:
+    stated, answered = (
+        {tuple(find(parts(vendor)[part])) for vendor in VENDORS} for find, part in ((constants, 0), (functions, 2))
+    )
+    assert len(stated) == 1
+    # After these a vendor may add what only its device needs.
+    assert {names[:3] for names in answered} == {("_unserved", "_runtime", "_arch_and_name")}
+
+
+def test_each_entry_point_reads_the_same_but_for_names_and_numbers() -> None:
+    def outline(vendor: str) -> str:
+        tree = ast.parse((package(vendor) / "__init__.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant):
+                node.value = type(node.value).__name__
+        return ast.unparse(tree).replace(f"polyattn_{vendor}", "polyattn_vendor")
+
+    assert len({outline(vendor) for vendor in VENDORS}) == 1
 
 
 def test_each_states_its_distribution_in_the_same_words() -> None:
@@ -69,3 +84,46 @@ def test_each_states_its_distribution_in_the_same_words() -> None:
         return re.findall(r"^(?:\[.*\]|[a-z-]+ =)", text.replace(f"\n{vendor} =", "\nname-of-the-platform ="), re.M)
 
     assert len({tuple(outline(vendor)) for vendor in VENDORS}) == 1
+
+
+def test_each_readme_answers_the_same_questions() -> None:
+    def outline(vendor: str) -> list[str]:
+        text = (ROOT / "platforms" / vendor / "README.md").read_text(encoding="utf-8")
+        return re.findall(r"^(?:## .*|\| [a-z ]+ \|)", text, re.M)
+
+    outlines = {tuple(outline(vendor)) for vendor in VENDORS}
+    assert len(outlines) == 1
+    assert "## Install" in outlines.pop()
+
+
+def taken(text: str) -> Iterator[str]:
+    """The modules that a source text takes something from: imports anywhere in it, and "module:function" texts."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole module"
+            yield node.module or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"^([\w.]+):\w+$", node.value)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_each_takes_from_polyattn_only_what_the_door_publishes(vendor: str) -> None:
+    used = {module for path in package(vendor).rglob("*.py") for module in taken(path.read_text(encoding="utf-8"))}
+    ours = {module for module in used if module.partition(".")[0].startswith("polyattn")}
+    assert {module for module in ours if module.partition(".")[0] != f"polyattn_{vendor}"} == {"polyattn.vendor"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import polyattn",
+        "def f():\n    from polyattn.backends.generic import generic_backends",
+        "from polyattn import attention",
+        "SLOT = Slot('polyattn.backends.fused:sdpa')",
+        "import polyattn_rocm.backends",
+    ],
+)
+def test_a_way_around_the_door_is_seen(text: str) -> None:
+    assert any(module.startswith("polyattn") for module in taken(text))

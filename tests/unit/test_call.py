@@ -214,3 +214,12 @@ def test_a_structure_that_keeps_all_keys_runs_dense() -> None:
 def test_deterministic_calls_repeat_their_bits() -> None:
     first = pa.attention(Q, KV, KV, causal=True, deterministic=True)
     assert torch.equal(first, pa.attention(Q, KV, KV, causal=True, deterministic=True))
+
+
+def test_a_host_mask_that_hides_nothing_runs_dense() -> None:
+    with pa.record_routes() as log:
+        out = pa.attention(Q, KV, KV, structure=pa.Mask(torch.ones(2, 1, 6, 6)[:, 0].bool()))
+    assert "mask" not in log.entries[0].request
+    assert torch.equal(out, pa.attention(Q, KV, KV))
+    with pytest.raises(ValueError, match="Sk=6"):
+        pa.attention(Q, KV, KV, structure=pa.Mask(torch.ones(2, 5, dtype=torch.bool)))

@@ -158,7 +158,8 @@ def _owner(device_type: str) -> Platform:
     for report in platforms():
         if report.device_type == device_type and report.status == "declined" and platform_for(device_type) is None:
             raise BackendUnavailable.because(
-                f"request: its device is {device_type!r}, but platform {report.name!r} finds none here ({report.reason}); "
+                f"request: its device is {device_type!r}, but platform {report.name!r} finds none here "
+                f"({report.reason}); "
                 "give machine= to ask about a described one",
                 platform=report.name,
             )

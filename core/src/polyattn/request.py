@@ -75,6 +75,8 @@ def settle(
         moves = facts.queries == "all" and (arguments.causal or arguments.window is not None)
         if facts.common_prefix is not None and not moves:
             return "prefix_kv", facts
+    if facts.full:
+        return "dense", StructureFacts()
     if kind == "mask" and facts.mask_dtype != "bool":
         return "bias", facts
     if kind == "paged":

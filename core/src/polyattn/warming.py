@@ -9,72 +9,79 @@ import torch
 
 from polyattn.call import attention
 from polyattn.door.request import Request, TensorFacts
-from polyattn.errors import UnsupportedRequest
 from polyattn.layer import Attention
+from polyattn.sample import sample_structure
+from polyattn.structures import Structure
 
 
 def warmup(model_or_requests: torch.nn.Module | Request | Iterable[Request]) -> int:
-    """Make the calls that requests describe, on empty-valued tensors, so that later ones find everything ready.
+    """Make the calls that requests describe, on tensors of zeros, so that later ones find everything ready.
 
-    From a model it takes the requests that its layers have made so far (`layer.last_route`): run one forward, then
-    warm up. Only requests whose structure is dense are made anew; others need their structure and are planned at their
-    first call. Returns how many calls were made.
+    From a model it takes the request that each of its layers made last (`layer.last_route`) and makes it anew through
+    that layer, with the layer's choices: run one forward, then warm up. A structure is made up where the request has
+    one, since requests hold no content. Returns how many calls were made.
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 4, 2, 8)
     >>> pa.warmup(pa.explain(q, q, q).request)
     1
     """
-    requests = list(_requests(model_or_requests))
-    made = 0
-    for request in dict.fromkeys(requests):
-        if request.structure_kind == "dense":
-            _call(request)
-            made += 1
-    return made
+    if isinstance(model_or_requests, torch.nn.Module):
+        return _warm_layers(model_or_requests)
+    requests = [model_or_requests] if isinstance(model_or_requests, Request) else list(model_or_requests)
+    for request in requests:
+        if not isinstance(request, Request):
+            raise TypeError(f"warmup: a module or polyattn.vendor.Request is needed, got {type(request).__name__}")
+    distinct = list(dict.fromkeys(requests))
+    for request in distinct:
+        _call(request)
+    return len(distinct)
 
 
-def _requests(source: Any) -> Iterable[Request]:
-    if isinstance(source, Request):
-        return [source]
-    if isinstance(source, torch.nn.Module):
-        layers = [module for module in source.modules() if isinstance(module, Attention)]
-        if layers and all(layer.last_route is None for layer in layers):
-            raise ValueError(
-                "warmup: no attention layer of this model has run yet; run one forward first, or give requests"
-            )
-        return [layer.last_route.request for layer in layers if layer.last_route is not None]
-    items = list(source)
-    for item in items:
-        if not isinstance(item, Request):
-            raise TypeError(
-                f"warmup: a module or polyattn.vendor.Request objects are needed, got {type(item).__name__}"
-            )
-    return items
+def _warm_layers(model: torch.nn.Module) -> int:
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    ran = [(layer, layer.last_route.request) for layer in layers if layer.last_route is not None]
+    if layers and not ran:
+        raise ValueError("warmup: no attention layer of this model has run yet; run one forward, or give requests")
+    for layer, request in ran:
+        q, k, v = _tensors(request)
+        with torch.set_grad_enabled(request.grad), _autocast(request):
+            _backward(request, layer(q, k, v, _structure(request), return_lse=request.lse))
+    return len(ran)
 
 
 def _call(request: Request) -> None:
-    if request.quant is not None:
-        raise UnsupportedRequest(f"warmup: a quantised request ({request.quant}) is planned at its first call")
-    q, k, v = (_tensor(facts, request.device) for facts in (request.q, request.k, request.v))
-    with torch.set_grad_enabled(request.grad):
-        if request.grad:
-            for tensor in (q, k, v):
-                tensor.requires_grad_()
+    q, k, v = _tensors(request)
+    with torch.set_grad_enabled(request.grad), _autocast(request):
         result = attention(
-            q, k, v, causal=request.causal, window=request.window, softcap=request.softcap, scale=request.scale,
-            return_lse=request.lse, deterministic=request.deterministic, options=request.options,
+            q, k, v, structure=_structure(request), causal=request.causal, window=request.window,
+            softcap=request.softcap, scale=request.scale, return_lse=request.lse, quant=request.quant,
+            deterministic=request.deterministic, options=request.options,
         )  # fmt: skip
-        if request.grad:
-            output = result[0] if request.lse else result
-            output.sum().backward()
+        _backward(request, result)
 
 
-def _tensor(facts: TensorFacts, device: str) -> torch.Tensor:
-    return torch.zeros(facts.shape, dtype=getattr(torch, facts.dtype), device=device).as_strided(
-        facts.shape, _row_major(facts)
-    )
+def _structure(request: Request) -> Structure | None:
+    return sample_structure(request, torch.device(request.device))
 
 
-def _row_major(facts: TensorFacts) -> tuple[int, ...]:
-    return TensorFacts.contiguous(facts.shape, facts.dtype).stride
+def _autocast(request: Request) -> torch.autocast:
+    dtype = None if request.autocast_dtype is None else getattr(torch, request.autocast_dtype)
+    return torch.autocast(request.device_type, dtype=dtype, enabled=dtype is not None)
+
+
+def _tensors(request: Request) -> list[torch.Tensor]:
+    return [_zeros(facts, request) for facts in (request.q, request.k, request.v)]
+
+
+def _zeros(facts: TensorFacts, request: Request) -> torch.Tensor:
+    """Zeros of this shape and these strides: a plan is found by both."""
+    room = 1 + sum((size - 1) * step for size, step in zip(facts.shape, facts.stride, strict=True) if size > 0)
+    storage = torch.zeros(room, dtype=getattr(torch, facts.dtype), device=request.device)
+    return storage.as_strided(facts.shape, facts.stride).requires_grad_(request.grad)
+
+
+def _backward(request: Request, result: Any) -> None:
+    if request.grad:
+        output = result[0] if request.lse else result
+        output.sum().backward()

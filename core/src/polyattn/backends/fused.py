@@ -30,11 +30,14 @@ def portable(
         raise ValueError(f"SDPA gives no LSE and takes no softcap, asked need_lse={need_lse}, softcap={softcap}")
     if scale <= 0.0:
         q, scale = _signed(q, scale)
+    blind = None
+    if mask is not None:
+        blind, mask = _seeing(mask)
     out = scaled_dot_product_attention(
-        _heads_first(q), _heads_first(k), _heads_first(v), mask, 0.0, causal,
+        _aligned(_heads_first(q)), _aligned(_heads_first(k)), _aligned(_heads_first(v)), mask, 0.0, causal,
         scale=scale, enable_gqa=k.shape[2] != q.shape[2],
     )  # fmt: skip
-    return out.transpose(1, 2), None
+    return (out if blind is None else out.masked_fill(blind, 0.0)).transpose(1, 2), None
 
 
 def cpu(
@@ -88,6 +91,31 @@ def _flash_groups_heads() -> bool:
 def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
     """[B,S,H,D] -> [B,H,S,D] with a dense last axis, without which torch leaves its fused kernels for a slower one."""
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).transpose(1, 2)
+
+
+def _seeing(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that see nothing [B|1,H|1,Sq|1,1], and a mask that lets them see all: fused kernels disagree about them."""
+    if mask.dtype == torch.bool:
+        blind = mask.any(dim=-1, keepdim=True).logical_not()
+        return blind, mask.logical_or(blind)
+    blind = mask.isneginf().all(dim=-1, keepdim=True)
+    return blind, mask.masked_fill(blind, 0.0)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows that begin at 16-byte boundaries: fused kernels of some devices fault on others instead of refusing them."""
+    size = tensor.element_size()
+    starts = (tensor.storage_offset(), *tensor.stride()[:-1])
+    return tensor if all(start * size % 16 == 0 for start in starts) else _padded_rows(tensor)
+
+
+def _padded_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose rows are whole multiples of 16 bytes in memory."""
+    width = tensor.shape[-1]
+    spare = -width % (16 // tensor.element_size())
+    return (
+        pad(tensor, (0, spare)).narrow(-1, 0, width) if spare else tensor.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _with_lse(

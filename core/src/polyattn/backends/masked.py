@@ -104,8 +104,8 @@ def with_positions(meta: MaskMeta, queries: int, keys: int, causal: bool, window
     def build() -> MaskMeta:
         seen = of_positions(queries, keys, causal, window, meta.tensor.device).mask
         if meta.keep is not None:
-            return mask_meta(meta.keep & seen, reduce_pairs=True)
-        return mask_meta(meta.tensor.where(seen, float("-inf")), reduce_pairs=True)
+            return mask_meta(meta.keep & seen)
+        return mask_meta(meta.tensor.where(seen, float("-inf")))
 
     return derived(meta, ("positions", queries, keys, causal, window), build)
 

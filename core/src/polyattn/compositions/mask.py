@@ -84,7 +84,7 @@ def _masks(meta: Any, q: torch.Tensor, k: torch.Tensor, causal: bool, window: Wi
 
     def build() -> tuple[torch.Tensor, MaskMeta]:
         seen = visibility_of(meta, queries, keys, causal, window, q.device)
-        return over_heads(seen.blind_rows), mask_meta(seen.mask, reduce_pairs=True)
+        return over_heads(seen.blind_rows), mask_meta(seen.mask)
 
     if meta is None:
         return build()

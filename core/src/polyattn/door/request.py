@@ -54,6 +54,7 @@ class StructureFacts:
     mask_shape      mask: its shape, expanded to rank 4 with broadcast axes of size 1
     mask_dtype      mask: "bool", or the dtype name of an additive mask
     mask_grad       mask: the additive mask wants a gradient
+    full            mask: the host knows that it hides nothing
     spans           packed, paged: spans are given as well
     capacity        packed: only capacities are known when routing
     query_layout    paged: "batched" [B,Sq,H,D], "packed" [T,H,D] or "padded" [B,Sq,H,D] with q_lengths
@@ -69,6 +70,7 @@ class StructureFacts:
     mask_shape: tuple[int, ...] | None = None
     mask_dtype: str | None = None
     mask_grad: bool = False
+    full: bool = False
     spans: bool = False
     capacity: bool = False
     query_layout: str | None = None

@@ -58,6 +58,7 @@ class Mask(Structure):
             mask_shape=tuple(tensor.shape),
             mask_dtype=dtype_name(tensor.dtype),
             mask_grad=tensor.requires_grad,
+            full=tensor.dtype == torch.bool and on_host(tensor) and bool(tensor.all()),
         )
         self._freeze(tensor=tensor, given_rank=given_rank, facts=facts)
 
@@ -149,10 +150,9 @@ class MaskMeta(Meta):
         return mask
 
 
-def mask_meta(mask: torch.Tensor, *, reduce_pairs: bool = True) -> MaskMeta:
-    """Derive `MaskMeta` from a rank 4 mask, where it is; `reduce_pairs`: also look for keys that [Sq,Sk] pairs hide."""
-    over_keys = mask.shape[1:3] == (1, 1)
-    return _meta_of(mask, visible_keys_of(mask) if reduce_pairs or over_keys else None)
+def mask_meta(mask: torch.Tensor) -> MaskMeta:
+    """Derive `MaskMeta` from a rank 4 mask, where it is."""
+    return _meta_of(mask, visible_keys_of(mask))
 
 
 def _meta_of(mask: torch.Tensor, visible: torch.Tensor | None) -> MaskMeta:

@@ -11,16 +11,24 @@ from polyattn.testing.cases import Case
 from polyattn.testing.targets import Target
 from polyattn.vendor import Accepted, Features, Rejected, Request, unmet
 
-_SWITCHES = ("causal", "window", "softcap", "lse", "gqa", "v_dim", "backward", "mask_grad", "deterministic", "out")
+_SWITCHES = (
+    "causal", "window", "softcap", "lse", "gqa", "v_dim", "backward", "mask_grad", "deterministic", "out", "compile"
+)  # fmt: skip
 
-#: Claims that the cases do not reach: no reference exists yet, or a compiler or a device graph is needed.
-NOT_IN_THE_CASES = frozenset({"video_tiles"})
+#: Kinds without a case, for their reference is not written yet; kinds that no compiled graph carries.
+_WITHOUT_CASES = frozenset({"video_tiles"})
+_WITHOUT_GRAPHS = frozenset({"block_map"})
 
 
 def claims_of(features: Features) -> frozenset[str]:
-    """Everything a slot says yes to, as words."""
+    """Everything a slot says yes to, as words, as far as cases reach it. `capture` needs a device graph."""
+    kinds = features.kinds - _WITHOUT_CASES
+    if not kinds:
+        return frozenset()
     switches = {switch for switch in _SWITCHES if getattr(features, switch)}
-    return frozenset(features.kinds | switches | features.dtypes) - NOT_IN_THE_CASES
+    if kinds <= _WITHOUT_GRAPHS:
+        switches -= {"compile"}
+    return frozenset(kinds | switches | features.dtypes)
 
 
 def needs_of(request: Request) -> frozenset[str]:
@@ -37,6 +45,7 @@ def needs_of(request: Request) -> frozenset[str]:
         "mask_grad": facts.mask_grad,
         "deterministic": request.deterministic,
         "out": request.out,
+        "compile": request.compiling,
         "spans": facts.spans,
     }
     return frozenset({request.structure_kind, request.dtype} | {name for name, needed in asked.items() if needed})

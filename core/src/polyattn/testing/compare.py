@@ -20,9 +20,18 @@ _GRADIENT_FACTOR = 4.0
 
 
 def tolerance(declared: Mapping[str, float], dtype: torch.dtype) -> float:
-    """What the backend declares for this dtype, at most the ceiling."""
+    """What answers of this dtype are judged by: as declared, never above the ceiling."""
     name = str(dtype).removeprefix("torch.")
     return min(declared.get(name, CEILINGS[name]), CEILINGS[name])
+
+
+def tolerance_problems(declared: Mapping[str, float]) -> list[str]:
+    """What is wrong with the tolerances that a backend declares."""
+    return [
+        f"tolerance {limit:g} declared for {name} is above the ceiling {CEILINGS[name]:g}"
+        for name, limit in declared.items()
+        if name in CEILINGS and not limit <= CEILINGS[name]
+    ]
 
 
 def output_problems(

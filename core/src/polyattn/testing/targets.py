@@ -12,7 +12,8 @@ import torch
 from polyattn.discovery import backends_of, platform_for, platforms
 from polyattn.discovery.state import all_accepted
 from polyattn.door.resolution import missing_requirements
-from polyattn.testing.cases import Maker
+from polyattn.machine import machine_of
+from polyattn.testing.cases import Case, Maker
 from polyattn.vendor import Backend, Features, Machine, Platform
 
 #: The dtypes of the cases; a backend refuses those it does not take.
@@ -39,8 +40,8 @@ class Target:
 
     @cached_property
     def machine(self) -> Machine:
-        """The facts its requests are judged by."""
-        return self.platform.machine(str(self.device))
+        """The facts its requests are judged by, the packages that third parties require among them."""
+        return machine_of(self.platform, str(self.device))
 
     @property
     def features(self) -> tuple[Features, ...]:
@@ -52,6 +53,14 @@ class Target:
         """The dtypes of its cases: claimed or not, but float64 only if claimed, for some devices cannot hold it."""
         float64 = any("float64" in features.dtypes for features in self.features)
         return tuple(dtype for dtype in DTYPES if float64 or dtype != torch.float64)
+
+    def dtypes_of(self, case: Case) -> tuple[torch.dtype, ...]:
+        """The dtypes of one case: all, or the first claimed where the case is about the call's surroundings."""
+        if not case.compiled and not case.autocast:
+            return self.dtypes
+        possible = (torch.bfloat16, torch.float16) if case.autocast else self.dtypes
+        claimed = frozenset[str]().union(*(features.dtypes for features in self.features))
+        return tuple(dtype for dtype in possible if str(dtype).removeprefix("torch.") in claimed)[:1] or possible[:1]
 
     def missing(self) -> tuple[str, ...]:
         """Why it cannot run here at all: packages that are not installed."""

@@ -44,6 +44,8 @@ class Case:
     build           makes the call; the same maker gives the same numbers
     lse, grad       also compare the LSE; the gradients of q, k, v (and of an additive mask that wants one)
     deterministic   ask for it, run twice, compare bits
+    compiled        a compiled graph makes the call
+    autocast        float32 tensors, under autocast to the case's dtype
     buffer          makes the `out=` buffer from the output's shape, or None
     """
 
@@ -53,6 +55,8 @@ class Case:
     lse: bool = False
     grad: bool = False
     deterministic: bool = False
+    compiled: bool = False
+    autocast: bool = False
     buffer: Callable[[Maker, tuple[int, ...]], torch.Tensor] | None = None
 
 
@@ -67,6 +71,26 @@ def edges(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple
             case(f"{structure}/{name}+grad", grad=True),
         ]
     return tuple(cases)
+
+
+def surroundings(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:
+    """Each call within a compiled graph and under autocast; `calls` are named by what follows these words."""
+    cases = []
+    for name, build in calls.items():
+        case = partial(Case, structure=structure, build=build)
+        cases += [
+            case(f"{structure}/compiled{name}", compiled=True),
+            case(f"{structure}/compiled{name}+lse", compiled=True, lse=True),
+            case(f"{structure}/compiled{name}+grad", compiled=True, grad=True),
+            case(f"{structure}/autocast{name}", autocast=True),
+            case(f"{structure}/autocast{name}+grad", autocast=True, grad=True),
+        ]
+    return tuple(cases)
+
+
+def lse_gradients(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:
+    """Each call with gradients through its LSE, as a merge of partial answers sends them."""
+    return tuple(Case(f"{structure}/{name}+lse+grad", structure, build, lse=True, grad=True) for name, build in calls.items())
 
 
 def forward_edges(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from polyattn.testing.cases.call import Call, edges
+from polyattn.testing.cases.call import Call, Case, edges, lse_gradients, surroundings
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, spoil
 from polyattn.testing.cases.variations import positions, variations
 
@@ -26,6 +26,17 @@ def window_hides_garbage(make: Maker, **rule: Any) -> Call:
 CASES = (
     *variations("dense", dense),
     *positions("dense", dense),
+    *surroundings("dense", {"": dense, "_window": partial(dense, window=(2, 1), scale=0.37)}),
+    *lse_gradients(
+        "dense",
+        {
+            "gqa": partial(dense, heads=Heads(4, 2)),
+            "causal_more_queries": partial(dense, queries=9, keys=2, causal=True),
+            "no_keys": partial(dense, keys=0),
+            "across_blocks_causal": partial(dense, batch=1, queries=257, keys=300, causal=True),
+        },
+    ),
+    Case("dense/compiled+lse+grad", "dense", dense, lse=True, grad=True, compiled=True),
     *edges(
         "dense",
         {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from polyattn.structures import KeyPadding
-from polyattn.testing.cases.call import Call, edges, forward_edges
+from polyattn.testing.cases.call import Call, edges, forward_edges, lse_gradients, surroundings
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, spoil
 from polyattn.testing.cases.variations import positions, variations
 
@@ -74,6 +74,11 @@ _NOTHING = [[], [(2, 5)]]
 CASES = (
     *variations("key_padding", padded),
     *positions("key_padding", padded),
+    *surroundings("key_padding", {"": padded, "_one_length": partial(padded, lengths=(5, 5))}),
+    *lse_gradients(
+        "key_padding",
+        {"row_of_padding": partial(padded, lengths=(7, 0)), "one_length": partial(padded, lengths=(5, 5))},
+    ),
     *edges(
         "key_padding",
         {

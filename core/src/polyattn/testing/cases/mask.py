@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from polyattn.structures import Mask
-from polyattn.testing.cases.call import Call, Case, edges
+from polyattn.testing.cases.call import Call, Case, edges, lse_gradients, surroundings
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, contiguous_buffer, spoil
 from polyattn.testing.cases.variations import positions, variations
 
@@ -121,6 +121,15 @@ _SHAPES: dict[str, Shape] = {
 CASES = (
     *variations("mask", masked),
     *positions("mask", masked),
+    *surroundings("mask", {"": masked, "_bias": biased}),
+    *lse_gradients(
+        "mask",
+        {
+            "rows_of_nothing": rows_of_nothing,
+            "bias_minus_infinity": partial(hiding, entry=minus_infinity),
+            "bias_wants_gradient": partial(biased, wants_grad=True),
+        },
+    ),
     *edges("mask", {name: partial(masked, shape=shape) for name, shape in _SHAPES.items()}),
     *edges("mask", {f"bias_{name}": partial(biased, shape=shape) for name, shape in _SHAPES.items()}),
     *edges(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from polyattn.structures import Packed
-from polyattn.testing.cases.call import Call, edges
+from polyattn.testing.cases.call import Call, edges, lse_gradients, surroundings
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, spoil
 from polyattn.testing.cases.variations import positions, variations
 
@@ -80,6 +80,14 @@ _CROSS: dict[str, Any] = {"q": (2, 4, 1), "k": (5, 2, 3)}
 CASES = (
     *variations("packed", packed),
     *positions("packed", packed),
+    *surroundings("packed", {"": packed}),
+    *lse_gradients(
+        "packed",
+        {
+            "document_without_keys": partial(packed, q=(3, 2, 2), k=(2, 0, 3)),
+            "real_and_pad": real_and_pad,
+        },
+    ),
     *edges(
         "packed",
         {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from polyattn.structures import Paged
-from polyattn.testing.cases.call import Call, edges
+from polyattn.testing.cases.call import Call, edges, surroundings
 from polyattn.testing.cases.maker import GARBAGE, PLAIN, Heads, Maker, written
 from polyattn.testing.cases.variations import positions, variations
 
@@ -79,6 +79,7 @@ _PACKED: dict[str, Any] = {"new": (2, 4, 1), "layout": "packed"}
 CASES = (
     *variations("paged", paged),
     *positions("paged", paged),
+    *surroundings("paged", {"": paged, "_padded": partial(paged, **_PADDED)}),
     *edges(
         "paged",
         {

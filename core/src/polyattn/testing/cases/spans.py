@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from polyattn.structures import Spans
-from polyattn.testing.cases.call import Call, edges
+from polyattn.testing.cases.call import Call, edges, surroundings
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker
 from polyattn.testing.cases.variations import variations
 
@@ -32,6 +32,7 @@ def spans(
 
 CASES = (
     *variations("spans", spans),
+    *surroundings("spans", {"": spans}),
     *edges(
         "spans",
         {
