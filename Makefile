@@ -4,11 +4,12 @@
 #   make test                 every test that this machine can run         (ARGS="-k packed" passes on to pytest)
 #   make check                lint, format and types
 #   make test-torch V=2.6.0   unit and CPU conformance tests on another torch; leaves docs/torch_versions/2.6.0.json
-#   make bench                every question of benchmarks/
+#   make bench                every question of benchmarks/; fails if a target is missed    (ARGS=--write keeps numbers)
 #   make docs                 the API's pages, in build/docs
 #   make clean                remove all that these targets made
 #
 # PYTHON chooses the interpreter the environment is made with: make test PYTHON=python3.12
+# PIP_FIND_LINKS, as pip reads it, adds a folder or page of wheels, such as CPU builds of torch.
 
 PYTHON  ?= python3
 VENV    := .venv
@@ -37,7 +38,9 @@ test-torch:
 
 # A file of benchmarks/ that starts with "_" is shared by the others and asks nothing itself.
 bench: $(READY)-bench
-	@set -e; for question in $(sort $(wildcard benchmarks/[a-z]*.py)); do echo "== $$question"; $(RUN) $$question $(ARGS); done
+	@status=0; for question in $(sort $(wildcard benchmarks/[a-z]*.py)); do \
+		echo "== $$question"; $(RUN) $$question $(ARGS) || status=1; \
+	done; exit $$status
 
 docs: $(READY)-docs
 	$(RUN) -m pdoc --output-directory build/docs polyattn

@@ -1,20 +1,19 @@
-"""What do 500 unrelated distributions add to the first `current_platform`? New processes, interleaved; prints JSON.
+"""What do 500 unrelated distributions add to the first `current_platform`? New processes, interleaved.
 
-python benchmarks/discovery.py [--distributions 500] [--rounds 15]
+python benchmarks/discovery.py [--write] [--distributions 500] [--rounds 15]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
+
+from _measure import raw, report, target
 
 # Imported before the clock starts: what any program that uses polyattn has imported anyway.
 FIRST_READ = """
@@ -61,33 +60,25 @@ def first_read(path: str) -> float:
     return float(run.stdout)
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--distributions", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        crowd(Path(folder), options.distributions)
+        crowd(Path(folder), asked.distributions)
         inherited = os.environ.get("PYTHONPATH", "")
         paths = {"alone": inherited, "crowded": os.pathsep.join(filter(None, [folder, inherited]))}
         times: dict[str, list[float]] = {name: [] for name in paths}
-        for _ in range(options.rounds):
+        for _ in range(asked.rounds):
             for name, path in paths.items():
                 times[name].append(first_read(path))
     alone, crowded = (statistics.median(times[name]) for name in ("alone", "crowded"))
-    added = crowded - alone
-    machine = {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()}
-    report = {
-        "question": f"ms that {options.distributions} unrelated distributions add to the first current_platform",
-        "machine": machine | {"polyattn": version("polyattn"), "torch": version("torch")},
-        "median_ms": {"alone": round(alone, 2), "crowded": round(crowded, 2), "added": round(added, 2)},
-        "limit_ms": LIMIT_MS,
-        "within_limit": added <= LIMIT_MS,
-        "raw_ms": {name: [round(value, 3) for value in values] for name, values in times.items()},
-    }
-    print(json.dumps(report, indent=2))
+    targets = {f"{asked.distributions} distributions add, ms": target(crowded - alone, at_most=LIMIT_MS)}
+    return report("discovery", {"milliseconds": raw(times), "targets": targets}, write=asked.write)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

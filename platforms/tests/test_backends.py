@@ -8,15 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from platforms.tests.vendors import VENDORS, detection_of
+from platforms.tests.vendors import detection_of
 from polyattn.vendor import Accepted, Machine, Rejected, Request, TensorFacts, resolve
 
 PORTABLE = ("sdpa", "blocked")
-
-
-@pytest.fixture(params=VENDORS)
-def vendor(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The five vendor packages, and torch made to look like the build that serves one of them."""
+"""torch made to look like the build that serves one vendor, and a machine made to look like nobody's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
-VENDORS = ("cuda", "rocm", "npu", "xpu", "musa")
 
 #: What each build of torch says of itself: versions, and the devices that a plugin adds.
 BUILDS: dict[str, dict[str, str]] = {

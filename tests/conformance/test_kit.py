@@ -9,7 +9,7 @@ from polyattn.structures import Packed
 from polyattn.testing import run_conformance
 from polyattn.testing.cases import ALL_CASES, Call, Maker
 from polyattn.testing.claims import refusal_problems
-from polyattn.testing.compare import CEILINGS, lse_problems, output_problems, tolerance
+from polyattn.testing.compare import CEILINGS, lse_problems, output_problems, tolerance, tolerance_problems
 from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
 from polyattn.testing.targets import Target, targets, why_absent
 from polyattn.vendor import Backend, Features, Found, Machine, Platform, Rejected, Request, Slot, TensorFacts
@@ -49,10 +49,15 @@ def test_an_accepted_platform_is_not_absent() -> None:
     assert why_absent("cpu") is None
 
 
-def test_a_declared_tolerance_only_tightens() -> None:
+def test_a_declared_tolerance_only_tightens_and_one_above_the_ceiling_is_told() -> None:
     assert tolerance({"float32": 1e-6}, torch.float32) == 1e-6
     assert tolerance({"float32": 1.0}, torch.float32) == CEILINGS["float32"]
     assert tolerance({}, torch.bfloat16) == CEILINGS["bfloat16"]
+    assert tolerance_problems({"float64": CEILINGS["float64"], "float32": 1e-6}) == []
+    assert tolerance_problems({"float64": 1e-9, "float32": float("nan")}) == [
+        "tolerance 1e-09 declared for float64 is above the ceiling 1e-10",
+        "tolerance nan declared for float32 is above the ceiling 2e-05",
+    ]
 
 
 def test_the_same_case_has_the_same_numbers_and_other_cases_others() -> None:
@@ -72,11 +77,17 @@ def test_strides_are_as_named(strides) -> None:
 
 
 def test_uninitialised_memory_is_poisoned_within_and_only_within() -> None:
+    kept = torch.zeros(3)
     with PoisonedEmpty():
+        torch.empty(3, out=kept)
         made = [torch.empty(3), torch.empty_like(torch.ones(3)), torch.ones(1).new_empty(3), torch.empty(3).half()]
         assert torch.empty(3, dtype=torch.int32).dtype == torch.int32
-    assert all(tensor.isnan().all() for tensor in made)
-    assert torch.zeros(3).add(torch.empty(3).fill_(0)).eq(0).all()
+        assert torch.zeros(3).eq(0).all()
+    assert all(tensor.isnan().all() for tensor in (kept, *made))
+    # The memory of a new tensor may hold anything; that of a given one shows that nobody wrote to it.
+    kept = torch.zeros(3)
+    torch.empty(3, out=kept)
+    assert kept.eq(0).all()
 
 
 def test_a_change_beside_a_view_and_a_change_of_the_structure_show() -> None:
@@ -141,5 +152,7 @@ def test_cases_reach_what_the_brief_of_the_kit_names() -> None:
         "row_of_padding", "single_token", "spare_rows", "garbage", "bias_minus_infinity", "bias_lowest",
         "rank4_per_head", "boundaries_int64", "window_left", "softcap", "scale_zero", "scale_given", "out",
         "deterministic", "plain+lse", "plain+grad", "across_blocks",
+        "lse+grad", "rows_of_nothing+lse+grad", "document_without_keys+lse+grad", "compiled", "compiled+grad",
+        "compiled_bias", "compiled_one_length", "autocast", "autocast+grad",
     }  # fmt: skip
     assert wanted <= names

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polyattn.testing.cases import ALL_CASES
+from tests.conformance.planted_site import install, planted_backends
+
 WORKER = Path(__file__).parent / "planted" / "worker.py"
 
 #: Planted backend -> the structures it is tried with ("": all), a case that must fail, and words of its problem.
+#: The claims are asked where all structures are tried.
 FAULTS = {
     "drops_mask": ("mask", "mask/rank2[float32]", "output"),
     "top_left_causal": ("dense", "dense/causal_more_keys[float32]", "output"),
@@ -27,22 +32,39 @@ FAULTS = {
     "interleaves_kv_heads": ("dense", "dense/gqa[float32]", "output"),
     "lets_garbage_through": ("key_padding", "key_padding/garbage[float32]", "NaN"),
     "detaches_v": ("dense", "dense/plain+grad[float32]", "gradient of v"),
+    "detaches_lse": ("dense", "dense/lse+grad[float32]", "LSE: no gradient flows through it"),
+    "ignores_lse_gradient": ("dense", "dense/lse+grad[float32]", "gradient of q"),
+    "shortcuts_in_graphs": ("dense", "dense/compiled[float32]", "output"),
+    "is_too_tolerant": ("block_map", "claims/tolerance", "0.5 declared for float32 is above the ceiling 2e-05"),
+    "raises_in_its_check": ("dense", "dense/plain[float32]", "its check raised ZeroDivisionError"),
     "is_random": ("dense", "dense/deterministic[float32]", "differ in their bits"),
     "refuses_what_it_claims": ("", "claims/softcap", "not one case of it is accepted"),
 }
 
+#: Right ones -> the structures they are tried with.
+RIGHT = {"honest": "", "stays_out_of_graphs": "dense+packed", "requires_its_package": "dense"}
+NOT_READY = {"requires_a_newer_package": "package planted-attn 1.0 is older than 2.0: pip install -U planted-attn"}
+
 
 @pytest.fixture(scope="module")
-def reports(planted_environment: dict[str, str]) -> dict[str, Any]:
-    wanted = ["honest", *(f"{name}={structures}" for name, (structures, _, _) in FAULTS.items())]
-    done = subprocess.run([sys.executable, WORKER, *wanted], env=planted_environment, capture_output=True, text=True)
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    tried = RIGHT | {name: structures for name, (structures, _, _) in FAULTS.items()} | dict.fromkeys(NOT_READY, "")
+    wanted = [f"{name}={structures}" for name, structures in tried.items()]
+    environment = install(tmp_path_factory.mktemp("site"), planted_backends())
+    done = subprocess.run([sys.executable, WORKER, *wanted], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
-def test_every_planted_backend_has_its_row(planted_names: list[str]) -> None:
-    assert set(planted_names) == {*FAULTS, "honest"}
+@pytest.fixture(scope="module")
+def reports(found: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = found["reports"]
+    return kept
+
+
+def test_every_planted_backend_has_its_row() -> None:
+    assert set(planted_backends()) == {*FAULTS, *RIGHT, *NOT_READY}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -54,6 +76,10 @@ def test_it_is_caught_and_the_case_is_named(fault: str, reports: dict[str, Any])
     assert words in told[case]
 
 
+def test_a_claim_to_compile_that_every_graph_is_refused_for_is_caught(reports: dict[str, Any]) -> None:
+    assert "claims/compile" in {failure["case"] for failure in reports["refuses_what_it_claims"]["failures"]}
+
+
 def test_the_honest_twin_passes_natively_and_through_compositions(reports: dict[str, Any]) -> None:
     report = reports["honest"]
     assert report["failures"] == []
@@ -62,10 +88,41 @@ def test_the_honest_twin_passes_natively_and_through_compositions(reports: dict[
     assert counts["spans"]["generic"] > 100
 
 
-def test_verify_fails_and_names_the_case(planted_environment: dict[str, str]) -> None:
+def test_a_slot_that_stays_out_of_graphs_is_refused_there_and_right_elsewhere(reports: dict[str, Any]) -> None:
+    report = reports["stays_out_of_graphs"]
+    assert report["failures"] == []
+    compiled = Counter(case.structure for case in ALL_CASES if case.compiled)
+    for structure in ("dense", "packed"):
+        counts = report["counts"]["cpu:stays_out_of_graphs"][structure]
+        assert counts["refused"] == compiled[structure] > 0
+        assert counts["native"] > 100
+
+
+def test_a_package_that_only_a_third_party_knows_of_is_seen(reports: dict[str, Any]) -> None:
+    assert reports["requires_its_package"]["skipped"] == {}
+    assert reports["requires_its_package"]["ok"]
+
+
+@pytest.mark.parametrize("name", NOT_READY)
+def test_a_package_that_is_too_old_skips_with_the_way_out(name: str, reports: dict[str, Any]) -> None:
+    assert reports[name]["skipped"] == {f"cpu:{name}": NOT_READY[name]}
+    assert reports[name]["counts"] == {}
+    assert not reports[name]["ok"]
+
+
+def test_a_check_that_raises_is_a_reason_and_leaves_the_others_alone(found: dict[str, Any]) -> None:
+    assert found["automatic"]["route"] == "cpu:sdpa"
+    (reason,) = found["automatic"]["reasons"]["raises_in_its_check"]
+    assert reason.startswith("its check raised ZeroDivisionError")
+
+
+def test_verify_fails_and_names_the_case(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; from polyattn.cli import main; sys.exit(main())", "verify"]
     done = subprocess.run(
-        [*command, "--backend", "cpu:drops_mask"], env=planted_environment, capture_output=True, text=True
+        [*command, "--backend", "cpu:drops_mask"],
+        env=install(tmp_path, ["drops_mask"]),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1, done.stderr
     assert "mask/plain[float32]" in done.stdout

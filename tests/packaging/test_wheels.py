@@ -68,9 +68,9 @@ def test_the_demo_finds_its_sentences_in_the_wheel(wheels: dict[str, Path]) -> N
     )
     code = """
 import polyattn.cli
-from polyattn.cli.demo import _read, _shipped_sentences
+from polyattn.cli.demo import shipped_sentences
 print(polyattn.cli.__file__)
-print(len(_read(_shipped_sentences())))
+print(len(shipped_sentences().read_text(encoding='utf-8').splitlines()))
 """
     # A wheel can be imported as it is: nothing of this checkout is on the path then.
     command = [sys.executable, "-c", code]

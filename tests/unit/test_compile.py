@@ -11,7 +11,6 @@ import torch
 import polyattn as pa
 from polyattn.operators import define_once
 
-
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 

@@ -19,6 +19,10 @@ def machine_of(platform: Platform, device: str) -> Machine:
     if known is not None:
         return known
     machine = platform.machine(device)
+    if not isinstance(machine, Machine):
+        raise TypeError(
+            f"platform {platform.name!r}: its machine({device!r}) gave {type(machine).__name__}, not a Machine"
+        )
     machine = replace(machine, versions={**required_versions(platform), **machine.versions})
     if machine.arch:
         _machines[(platform.name, device)] = machine

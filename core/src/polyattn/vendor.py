@@ -39,14 +39,14 @@ from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts
 from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
 
 if TYPE_CHECKING:
-    from polyattn.backends.generic import generic_backends
-    from polyattn.machine import installed_versions
-    from polyattn.operators import define_once
-    from polyattn.structures.key_padding import KeyPaddingMeta
-    from polyattn.structures.mask import MaskMeta
-    from polyattn.structures.packed_meta import PackedMeta
-    from polyattn.structures.paged import PagedMeta
-    from polyattn.structures.spans import SpansMeta
+    from polyattn.backends.generic import generic_backends as generic_backends
+    from polyattn.machine import installed_versions as installed_versions
+    from polyattn.operators import define_once as define_once
+    from polyattn.structures.key_padding import KeyPaddingMeta as KeyPaddingMeta
+    from polyattn.structures.mask import MaskMeta as MaskMeta
+    from polyattn.structures.packed_meta import PackedMeta as PackedMeta
+    from polyattn.structures.paged import PagedMeta as PagedMeta
+    from polyattn.structures.spans import SpansMeta as SpansMeta
 
 __all__ = [
     "API_LEVEL",
@@ -58,24 +58,16 @@ __all__ = [
     "Declined",
     "Features",
     "Found",
-    "KeyPaddingMeta",
     "Machine",
-    "MaskMeta",
     "Options",
-    "PackedMeta",
-    "PagedMeta",
     "Platform",
     "Rejected",
     "Request",
     "Requires",
     "Slot",
-    "SpansMeta",
     "StructureFacts",
     "TensorFacts",
     "capabilities_of",
-    "define_once",
-    "generic_backends",
-    "installed_versions",
     "missing_requirements",
     "resolve",
     "unmet",

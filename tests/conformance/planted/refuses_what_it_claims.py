@@ -1,19 +1,16 @@
-"""Claims softcap and objects to every request that has one."""
+"""Claims softcap and compiled graphs, and objects to every request that has one or is made by the other."""
 
 from dataclasses import replace
 
 from planted_honest import planted
+from planted_steps import attend
+
+__all__ = ["attend", "backend"]
 
 
 def backend():
-    return replace(planted(__name__), check=object_to_softcap)
+    return replace(planted(__name__), check=object_to_some)
 
 
-def object_to_softcap(request, machine):
-    return ("softcap is for another day",) if request.softcap else ()
-
-
-def attend(*tensors, **given):
-    from planted_steps import attend as honest
-
-    return honest(*tensors, **given)
+def object_to_some(request, machine):
+    return ("for another day",) if request.softcap or request.compiling else ()

@@ -56,7 +56,7 @@ def demo(*, as_json: bool, sentences: Path | None = None) -> int:
     if missing:
         commands = " && ".join(f"python -m pip install {_NEEDS[name]}" for name in missing)
         raise UsageError(f"{' and '.join(missing)} must be installed: {commands}")
-    result = measure(_read(_shipped_sentences() if sentences is None else sentences))
+    result = measure(_read(shipped_sentences() if sentences is None else sentences))
     if as_json:
         show_json(result)
     else:
@@ -65,7 +65,7 @@ def demo(*, as_json: bool, sentences: Path | None = None) -> int:
     return 0 if result["equal"] else 1
 
 
-def _shipped_sentences() -> Traversable:
+def shipped_sentences() -> Traversable:
     """The file that the wheel holds; in a checkout it lies in examples/."""
     package = importlib.resources.files("polyattn.cli")
     packed = package / "sentences.txt"

@@ -122,7 +122,9 @@ def _add_explain(commands: Any) -> None:
     call.add_argument("--grad", action="store_true", help="gradients are needed")
     call.add_argument("--deterministic", action="store_true", help="the same bits run to run")
     call.add_argument("--quant", choices=METHODS, help="quantised attention")
-    call.add_argument("--backend", metavar="CHOICE", help="as backend= of pa.attention: --backend fa3,auto or --backend=-sdpa")
+    call.add_argument(
+        "--backend", metavar="CHOICE", help="as backend= of pa.attention: --backend fa3,auto or --backend=-sdpa"
+    )
 
 
 def _add_verify(commands: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from polyattn.testing.asking import Asked, ask, decision_of, explained
 from polyattn.testing.cases import Case
 from polyattn.testing.claims import refusal_problems
 from polyattn.testing.compare import gradient_problems, lse_problems, output_problems, tolerance
+from polyattn.testing.compiled import attend_compiled
 from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
 from polyattn.testing.targets import Target
 from polyattn.vendor import Accepted
@@ -66,7 +68,7 @@ def check(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
         problems.append(f"raised {type(error).__name__}: {error}")
         return Outcome("native" if native else "generic", tuple(problems))
     problems += change_problems(before, asked.call)
-    problems += _route_problems(answer.routes, target.name, native)
+    problems += _route_problems(answer.routes, target.name, native, case)
     problems += _answer_problems(asked, answer, tolerance(target.backend.tolerances, dtype))
     if again is not None and not _same_bits(answer, again):
         problems.append("deterministic=True, yet two runs differ in their bits")
@@ -77,19 +79,32 @@ def _run(asked: Asked) -> _Answer:
     call, buffer = asked.call, asked.arguments["out"]
     if buffer is not None:
         buffer.fill_(float("nan"))
-    with warnings.catch_warnings(), record_routes() as log, PoisonedEmpty():
+    attend = attend_compiled if asked.case.compiled else attention
+    poison = nullcontext() if asked.case.compiled else PoisonedEmpty()  # Dynamo would trace the mode
+    with warnings.catch_warnings(), record_routes() as log, poison:
         warnings.simplefilter("ignore", PolyattnWarning)  # generic routes say that they are slow
-        result = attention(call.q, call.k, call.v, **asked.arguments)
+        with asked.autocast():
+            result = attend(call.q, call.k, call.v, **asked.arguments)
         out, lse = result if asked.arguments["return_lse"] else (result, None)
-        gradients: tuple[torch.Tensor, ...] = ()
-        if asked.wrt:
-            gradients = torch.autograd.grad(out, list(asked.wrt.values()), asked.upstream, materialize_grads=True)
-    routes = tuple(entry.route for entry in log.entries)
-    return _Answer(out, lse, dict(zip(asked.wrt, gradients, strict=True)), routes)
+        gradients = _gradients(asked, out, lse) if asked.wrt else {}
+    return _Answer(out, lse, gradients, tuple(entry.route for entry in log.entries))
 
 
-def _route_problems(routes: tuple[str, ...], name: str, native: bool) -> list[str]:
-    """A call without rows or keys has no route: the core answers it."""
+def _gradients(asked: Asked, out: torch.Tensor, lse: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Through the output, and through the LSE where it carries any; rows without a key have no say."""
+    ends, upstream = [out], [asked.upstream.to(out)]
+    if lse is not None and lse.requires_grad:
+        ends.append(lse)
+        upstream.append(asked.upstream_lse.to(lse).masked_fill(lse.isneginf(), 0.0))
+    found = torch.autograd.grad(ends, list(asked.wrt.values()), upstream, materialize_grads=True)
+    return dict(zip(asked.wrt, found, strict=True))
+
+
+def _route_problems(routes: tuple[str, ...], name: str, native: bool, case: Case) -> list[str]:
+    if not routes:
+        return ["no route was recorded"]
+    if case.compiled and case.grad:  # the graph's forward records no gradients, its backward does: two requests
+        return [f"{name} was asked for, but {route} ran" for route in routes if name not in route]
     return [
         f"explain says it runs {'natively' if native else 'through a composition'}, but {route} ran"
         for route in routes
@@ -99,21 +114,29 @@ def _route_problems(routes: tuple[str, ...], name: str, native: bool) -> list[st
 
 def _answer_problems(asked: Asked, answer: _Answer, limit: float) -> list[str]:
     call = asked.call
-    inputs = {"q": call.q, "k": call.k, "v": call.v}
+    inputs = {name: getattr(call, name).detach().to(asked.dtype) for name in ("q", "k", "v")}
     exact = {name: _exact(tensor).requires_grad_(bool(asked.wrt)) for name, tensor in inputs.items()}
     want, want_lse = reference_attention(exact["q"], exact["k"], exact["v"], **call.arguments, return_lse=True)
     buffer = asked.arguments["out"]
     if buffer is not None and answer.out is not buffer:
         return ["out: another tensor than the given buffer was returned"]
-    problems = output_problems(answer.out.detach(), want.detach(), want_lse.detach(), call.q, limit)
-    if asked.arguments["return_lse"]:
+    problems = output_problems(answer.out.detach(), want.detach(), want_lse.detach(), inputs["q"], limit)
+    if asked.case.lse:
         lse = None if answer.lse is None else answer.lse.detach()
-        problems += lse_problems(lse, want_lse.detach(), call.q, limit)
-    if asked.wrt:
-        wrt = [exact.get(name, tensor) for name, tensor in asked.wrt.items()]
-        expected = torch.autograd.grad(want, wrt, _exact(asked.upstream), materialize_grads=True)
-        for (name, gradient), right in zip(answer.gradients.items(), expected, strict=True):
-            problems += gradient_problems(name, gradient, right, limit)
+        problems += lse_problems(lse, want_lse.detach(), inputs["q"], limit)
+    if not asked.wrt:
+        return problems
+    through_lse = asked.case.lse and answer.lse is not None and bool(want_lse.isfinite().any())
+    if through_lse and answer.lse is not None and not answer.lse.requires_grad:
+        return [*problems, "LSE: no gradient flows through it"]
+    exactly = replace(
+        asked,
+        wrt={name: exact.get(name, tensor) for name, tensor in asked.wrt.items()},
+        upstream=asked.upstream.cpu(),
+        upstream_lse=asked.upstream_lse.cpu(),
+    )
+    for name, right in _gradients(exactly, want, want_lse if through_lse else None).items():
+        problems += gradient_problems(name, answer.gradients[name], right, limit)
     return problems
 
 

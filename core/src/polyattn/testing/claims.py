@@ -76,7 +76,8 @@ def unaccepted_claims(target: Target, cases: Sequence[Case]) -> tuple[str, ...]:
         for case in cases:
             if left <= dtypes.keys() - {name}:
                 break
-            left -= _shown(target, case, dtype)
+            if dtype in target.dtypes_of(case):
+                left -= _shown(target, case, dtype)
     return tuple(sorted(left))
 
 

@@ -13,6 +13,7 @@ import torch
 from polyattn.testing.cases import ALL_CASES, Case
 from polyattn.testing.check import check
 from polyattn.testing.claims import unaccepted_claims
+from polyattn.testing.compare import tolerance_problems
 from polyattn.testing.targets import DTYPES, Target, targets
 
 #: Called with (done, total, "cpu:sdpa dense/causal[float32]") before each case.
@@ -74,8 +75,7 @@ def run_conformance(
     """Put backends to the test: "fa3", "cuda:fa3", all of a platform, or all there are.
 
     `structures` and `dtypes` narrow the cases that run; whether each claim is accepted for some case is asked where all
-    structures run. ValueError for a backend or platform that is not here, with
-    the reason.
+    structures run. ValueError for a backend or platform that is not here, with the reason.
 
     >>> from polyattn.testing import run_conformance
     >>> run_conformance("cpu:sdpa", structures=["dense"], dtypes=[torch.float64]).ok
@@ -86,9 +86,19 @@ def run_conformance(
     missing = {target.name: "; ".join(target.missing()) for target in chosen if target.missing()}
     ready = [target for target in chosen if target.name not in missing]
     cases = [case for case in ALL_CASES if structures is None or case.structure in structures]
-    checks = [(target, case, dtype) for target in ready for case in cases for dtype in target.dtypes if dtype in dtypes]
+    checks = [
+        (target, case, dtype)
+        for target in ready
+        for case in cases
+        for dtype in target.dtypes_of(case)
+        if dtype in dtypes
+    ]
     counts: dict[str, dict[str, dict[str, int]]] = {}
-    failures: list[Failure] = []
+    failures = [
+        Failure(target.name, "claims/tolerance", tuple(wrong))
+        for target in ready
+        if (wrong := tolerance_problems(target.backend.tolerances))
+    ]
     for done, (target, case, dtype) in enumerate(checks):
         label = case_label(case, dtype)
         if progress is not None:

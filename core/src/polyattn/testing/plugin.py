@@ -85,7 +85,7 @@ def _cases(config: pytest.Config) -> list[Any]:
         found += [
             pytest.param((target, case, dtype), id=f"{target.name} {case_label(case, dtype)}")
             for case in ALL_CASES
-            for dtype in target.dtypes
+            for dtype in target.dtypes_of(case)
         ]
     return found
 

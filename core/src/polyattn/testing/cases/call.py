@@ -90,7 +90,9 @@ def surroundings(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -
 
 def lse_gradients(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:
     """Each call with gradients through its LSE, as a merge of partial answers sends them."""
-    return tuple(Case(f"{structure}/{name}+lse+grad", structure, build, lse=True, grad=True) for name, build in calls.items())
+    return tuple(
+        Case(f"{structure}/{name}+lse+grad", structure, build, lse=True, grad=True) for name, build in calls.items()
+    )
 
 
 def forward_edges(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:

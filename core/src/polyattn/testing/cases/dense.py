@@ -26,7 +26,7 @@ def window_hides_garbage(make: Maker, **rule: Any) -> Call:
 CASES = (
     *variations("dense", dense),
     *positions("dense", dense),
-    *surroundings("dense", {"": dense, "_window": partial(dense, window=(2, 1), scale=0.37)}),
+    *surroundings("dense", {"": dense}),
     *lse_gradients(
         "dense",
         {
@@ -36,6 +36,7 @@ CASES = (
             "across_blocks_causal": partial(dense, batch=1, queries=257, keys=300, causal=True),
         },
     ),
+    Case("dense/compiled_window", "dense", partial(dense, window=(2, 1), scale=0.37), compiled=True),
     Case("dense/compiled+lse+grad", "dense", dense, lse=True, grad=True, compiled=True),
     *edges(
         "dense",

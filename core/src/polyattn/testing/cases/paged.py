@@ -79,7 +79,7 @@ _PACKED: dict[str, Any] = {"new": (2, 4, 1), "layout": "packed"}
 CASES = (
     *variations("paged", paged),
     *positions("paged", paged),
-    *surroundings("paged", {"": paged, "_padded": partial(paged, **_PADDED)}),
+    *surroundings("paged", {"": paged}),
     *edges(
         "paged",
         {
