@@ -57,7 +57,7 @@ def strided(draw: random.Random, *shape: int, dtype: torch.dtype) -> torch.Tenso
     return view[tuple(slice(0, size) for size in shape)]
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(80))
 def test_random_requests_equal_a_naive_loop_and_run_where_explain_says(seed):
     draw = random.Random(seed)
     dtype, tolerance = draw.choice([(torch.float64, 1e-9), (torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
@@ -168,7 +168,7 @@ def test_a_compiler_that_copies_its_inputs_keeps_the_spans_of_packed_documents()
     ("build", "call"),
     [
         (lambda: pa.Mask(torch.ones(1, 6, 6).tril()), {}),
-        (lambda: pa.Mask(torch.ones(1, 6, 6).triu(-1).bool()), {"causal": True}),
+        (lambda: pa.Mask(torch.ones(1, 6, 6).tril(-1).bool()), {}),
         (lambda: pa.KeyPadding.from_mask([[1, 0, 1, 1, 0, 1]]), {"window": 1}),
     ],
 )

@@ -19,10 +19,10 @@ from polyattn.errors import UnsupportedRequest
 from polyattn.machine import machine_of
 from polyattn.plan import owner_of
 from polyattn.quant import as_quant, layer_index, skipped
-from polyattn.request import dtype_name
 from polyattn.routing import backends_left
 from polyattn.scope import choice_here
 from polyattn.structures import KeyPadding, Structure
+from polyattn.structures.host_data import dtype_name
 from polyattn.traced import attend_traced
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,18 +100,24 @@ def describe(
     return request, platform, autocast
 
 
-@lru_cache(maxsize=64)
+#: Kept in plain dictionaries, as many entries as device types and slots: Dynamo warns of lru_cache where it passes by.
+_owners: dict[str, Platform] = {}
+_calls: dict[str, Callable[..., Any]] = {}
+
+
 def owner_of(device_type: str) -> Platform:
     """The platform that serves a device type; the generic one where nobody owns it."""
-    return platform_for(device_type) or platform_of_unowned(device_type)
+    if device_type not in _owners:
+        _owners[device_type] = platform_for(device_type) or platform_of_unowned(device_type)
+    return _owners[device_type]
 
 
-@lru_cache(maxsize=256)
 def load_call(reference: str) -> Callable[..., Any]:
     """Import "module:function"."""
-    module, _, name = reference.partition(":")
-    call: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return call
+    if reference not in _calls:
+        module, _, name = reference.partition(":")
+        _calls[reference] = getattr(importlib.import_module(module), name)
+    return _calls[reference]
 
 
 def forward_of(route: Route) -> SlotCall:
@@ -277,5 +283,5 @@ def _warn_once(route: Route) -> None:
 
 @on_reload
 def _forget() -> None:
-    owner_of.cache_clear()
+    _owners.clear()
     _warned.clear()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 
 from polyattn.arguments import Arguments
 from polyattn.door.request import Request, StructureFacts, TensorFacts
 from polyattn.structures import Structure
+from polyattn.structures.host_data import dtype_name
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -144,12 +144,6 @@ def autocast_dtype(q: torch.Tensor) -> torch.dtype | None:
     if kind == "meta" or q.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
-
-
-@lru_cache(maxsize=64)
-def dtype_name(dtype: torch.dtype) -> str:
-    """ "float32" for torch.float32."""
-    return str(dtype).removeprefix("torch.")
 
 
 def _facts(tensor: torch.Tensor) -> TensorFacts:

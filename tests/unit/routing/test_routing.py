@@ -1,4 +1,4 @@
-"""Routing over three fake backends: native first, cheap detours next, expensive ones last; refusals with every reason."""
+"""Routing over three fake backends: native first, cheap detours next, expensive ones last; every reason told."""
 
 from __future__ import annotations
 
