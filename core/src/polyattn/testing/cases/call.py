@@ -95,6 +95,11 @@ def lse_gradients(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) 
     )
 
 
+def edges_without_lse(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:
+    """As `edges`, without the LSE alone: for what reaches it through the same scores as the output."""
+    return tuple(case for case in edges(structure, calls) if not case.lse)
+
+
 def forward_edges(structure: str, calls: Mapping[str, Callable[[Maker], Call]]) -> tuple[Case, ...]:
     """As `edges`, without gradients: for inputs whose gradients are not defined."""
     return tuple(case for case in edges(structure, calls) if not case.grad)

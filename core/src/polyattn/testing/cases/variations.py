@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from polyattn.testing.cases.call import Call, Case, Window, edges
+from polyattn.testing.cases.call import Call, Case, Window, edges, edges_without_lse
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, contiguous_buffer, strided_buffer
 
 HEAD_DIMS = (16, 40, 64, 72, 80, 96, 128, 256)
@@ -83,9 +83,12 @@ def _heads(structure: str, base: Base) -> tuple[Case, ...]:
         "v_dim_wider": Heads(v_dim=128),
         "v_dim_192_128": Heads(head_dim=192, v_dim=128),
         "gqa_v_dim": Heads(4, 2, v_dim=32),
-        **{f"head_dim_{size}": Heads(head_dim=size) for size in HEAD_DIMS},
     }
-    return edges(structure, {name: partial(base, heads=heads) for name, heads in several.items()})
+    sizes = {f"head_dim_{size}": Heads(head_dim=size) for size in HEAD_DIMS}
+    return (
+        *edges(structure, {name: partial(base, heads=heads) for name, heads in several.items()}),
+        *edges_without_lse(structure, {name: partial(base, heads=heads) for name, heads in sizes.items()}),
+    )
 
 
 def _strides(structure: str, base: Base) -> tuple[Case, ...]:
@@ -99,7 +102,9 @@ def _strides(structure: str, base: Base) -> tuple[Case, ...]:
         "strides_expanded_kv": Heads(strides=("contiguous", "one_head", "one_head")),
         "strides_gqa_fused": Heads(4, 2, strides=("contiguous", "fused", "fused")),
     }
-    return edges(structure, {name: partial(base, heads=heads) for name, heads in (everything | only).items()})
+    return edges_without_lse(
+        structure, {name: partial(base, heads=heads) for name, heads in (everything | only).items()}
+    )
 
 
 def _asks(structure: str, base: Base) -> tuple[Case, ...]:
