@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyattn.structures import Packed
+from polyattn.structures import Mask, Packed
 from polyattn.testing import run_conformance
 from polyattn.testing.cases import ALL_CASES, Call, Maker
 from polyattn.testing.claims import refusal_problems
@@ -103,6 +103,15 @@ def test_a_change_beside_a_view_and_a_change_of_the_structure_show() -> None:
         "structure.cu_q was modified",
         "structure.cu_k was modified",
     ]
+
+
+def test_a_nan_written_over_in_a_structure_shows() -> None:
+    bias = torch.tensor([0.0, float("nan")])
+    call = Call(torch.zeros(1, 1, 1, 8), torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8), Mask.keys(bias))
+    before = contents(call)
+    assert change_problems(before, call) == []
+    bias[1] = 3.0
+    assert change_problems(before, call) == ["structure.tensor was modified"]
 
 
 def test_what_is_wrong_with_an_output_is_said() -> None:

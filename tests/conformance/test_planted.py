@@ -74,6 +74,11 @@ def test_it_is_caught_and_the_case_is_named(fault: str, reports: dict[str, Any])
     assert words in told[case]
 
 
+def test_what_is_wrong_in_one_surrounding_alone_fails_there_alone(reports: dict[str, Any]) -> None:
+    for name, words in (("shortcuts_in_graphs", "compiled"), ("detaches_lse", "lse+grad")):
+        assert {words in failure["case"] for failure in reports[name]["failures"]} == {True}
+
+
 def test_the_honest_twin_passes_natively_and_through_compositions(reports: dict[str, Any]) -> None:
     report = reports["honest"]
     assert report["failures"] == []

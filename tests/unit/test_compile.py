@@ -219,5 +219,5 @@ def test_reloading_the_traced_module_keeps_its_operator() -> None:
 
 def test_the_operator_passes_torchs_own_checks() -> None:
     q = torch.randn(1, 4, 2, 8, requires_grad=True)
-    rest = (None, None, None, 0, 0, "", "", True, 0.3, -1, -1, 0.0, True, None, None, None, None, True, False)
+    rest = (*[None] * 5, 0, 0, "", "", True, 0.3, -1, -1, 0.0, True, *[None] * 5, True, False)
     torch.library.opcheck(torch.ops.polyattn.attention.default, (q, q, q, *rest))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyattn as pa
-from polyattn.scope import choice_here
+from polyattn.scope import choices_here
 
 Q = torch.randn(1, 4, 2, 8)
 
@@ -34,7 +34,7 @@ def test_a_scope_binds_its_calls_and_nests() -> None:
 def test_a_scope_ends_with_an_error_inside() -> None:
     with pytest.raises(RuntimeError, match="inside"), pa.use_backend("blocked"):
         raise RuntimeError("inside")
-    assert choice_here.get() is None
+    assert choices_here.get() == ()
 
 
 def test_an_argument_is_stronger_than_a_scope() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from polyattn.door.backend import Options
@@ -41,9 +41,10 @@ def check_flag(name: str, value: Any) -> None:
 def checked_scale(scale: Any, head_dim: int) -> float:
     """The factor on q.k: `head_dim ** -0.5` unless given; 0.0 means 0.0."""
     if scale is None:
-        return math.pow(head_dim, -0.5)
+        default: float = float(head_dim) ** -0.5
+        return default
     value = _real("scale", scale)
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:
         raise ValueError(f"scale: a finite number is needed, got {scale!r}")
     return value
 
@@ -93,9 +94,9 @@ def _window(window: Any, causal: bool) -> Window:
 def _side(window: Any, side: Any) -> int | None:
     if side is None:
         return None
-    if isinstance(side, bool) or not hasattr(side, "__index__"):
+    if isinstance(side, bool) or not isinstance(side, Integral):
         raise TypeError(f"window: counts of keys or None are needed, got {window!r}")
-    count = int(side.__index__())
+    count = int(side)
     if count < 0:
         raise ValueError(f"window: counts cannot be negative (None is unbounded), got {window!r}")
     return count
@@ -103,7 +104,7 @@ def _side(window: Any, side: Any) -> int | None:
 
 def _softcap(softcap: Any) -> float:
     value = _real("softcap", softcap)
-    if not (math.isfinite(value) and value >= 0.0):
+    if not 0.0 <= value < math.inf:
         raise ValueError(f"softcap: a finite number >= 0 is needed (0.0 is none), got {softcap!r}")
     return value
 

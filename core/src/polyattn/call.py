@@ -13,7 +13,8 @@ from polyattn.distributed.glued import glue
 from polyattn.environment import BACKEND, environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of
 from polyattn.quant import Quant, as_quant, skipped
-from polyattn.scope import choice_here, logs_here, step_here
+from polyattn.request import check_types
+from polyattn.scope import choice_here, choices_here, logs_here, step_here
 from polyattn.structures import Structure
 from polyattn.traced import attend_traced
 
@@ -137,12 +138,16 @@ def find_plan(
             q.shape, q.stride(), q.dtype, device, k.shape, k.stride(), k.dtype, k.device,
             v.shape, v.stride(), v.dtype, v.device, None if structure is None else structure.route_key,
             causal, scale, window, softcap, return_lse,
-            type(causal), type(scale), type(window), type(softcap),  # 1 == True == 1.0, but not all are accepted
+            # 1 == True == 1.0, but not all are accepted
+            type(causal), type(scale), type(window), type(softcap), type(return_lse), type(deterministic),
             None if out is None else (out.shape, out.dtype, out.device, out.requires_grad),
             out is not None and (out is q or out is k or out is v),
-            backend, configured, choice_here.get(), None if quant is None else (quant, layer, step_here.get()),
+            backend, configured, choices_here.get(), None if quant is None else (quant, layer, step_here()),
             deterministic, options, heads, compiling,
-            _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+            _grad_enabled() and (
+                q.requires_grad or k.requires_grad or v.requires_grad
+                or (structure is not None and structure.facts.mask_grad)
+            ),
             _autocast_dtype(kind) if _autocast_enabled(kind) else None,
             _capturing[kind]() if kind in _capturing else False,
         )  # fmt: skip
@@ -179,15 +184,16 @@ def _plan_anew(
     heads: tuple[int, int, int] | None = None,
     compiling: bool = False,
 ) -> Plan:
+    check_types(q, k, v)
     if heads is not None:
         check_heads(q, k, heads)
     arguments = checked(causal, window, softcap, deterministic, options)
     check_flag("return_lse", return_lse)
-    method, notes = effective_quant(quant, layer, step_here.get())
+    method, notes = effective_quant(quant, layer, step_here())
     plan = make_plan(
         q, k, v, structure, arguments,
         scale=scale, lse=return_lse, out=out, quant=method, notes=notes, compiling=compiling,
-        choices=stated_choices(backend, choice_here.get(), configured),
+        choices=stated_choices(backend, choice_here(), configured),
     )  # fmt: skip
     owner = owner_of(q.device.type)
     if owner.capturing is not None:

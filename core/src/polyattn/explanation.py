@@ -123,7 +123,7 @@ def explain(
         q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         arguments = checked(causal, window, softcap, deterministic, options)
         check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
-        effective, notes = effective_quant(quant, None, step_here.get())
+        effective, notes = effective_quant(quant, None, step_here())
         request, platform, _ = describe(
             q,
             k,
@@ -136,7 +136,7 @@ def explain(
             quant=effective,
         )
         platform = platform if machine is None else _described(machine)
-    choices = stated_choices(backend, choice_here.get(), None)
+    choices = stated_choices(backend, choice_here(), None)
     return explain_request(request, platform, machine or machine_of(platform, request.device), choices, notes)
 
 

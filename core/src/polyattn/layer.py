@@ -87,6 +87,8 @@ class Attention(torch.nn.Module):
         self.num_heads, self.head_dim, self.num_kv_heads = num_heads, head_dim, kv_heads
         self.scale, self.causal, self.window, self.softcap = scale, causal, arguments.window, arguments.softcap
         self.role, self.deterministic, self.options = role, deterministic, arguments.options
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix: the layer's name is needed, got {type(prefix).__name__}")
         self.backend, self.configured = backend, None
         self.quant, self.parallel, self.prefix = as_quant(quant), parallel, prefix
         self.layer_index = layer_index(prefix)
@@ -95,12 +97,11 @@ class Attention(torch.nn.Module):
         if backend is not None:
             _check_backend(backend)
         check_parallel(parallel)
+        opted_out = self.quant is not None and self.layer_index in self.quant.skip_layers
         if self.quant is not None:
             skipped(self.quant, self.layer_index, None)
-        _check_eligible(
-            backend,
-            {"quant": self.quant and self.quant.method, "softcap": self.softcap, "deterministic": deterministic},
-        )
+        method = None if self.quant is None or opted_out else self.quant.method
+        _check_eligible(backend, {"quant": method, "softcap": self.softcap, "deterministic": deterministic})
 
     def forward(
         self,
@@ -146,11 +147,13 @@ class Attention(torch.nn.Module):
 
         Asked before a mask is built; `device` defaults to the current platform's.
         """
+        if not isinstance(cap, Capability):
+            raise TypeError(f"cap: a polyattn.Capability is needed, got {type(cap).__name__} {cap!r}")
         platform = current_platform.platform if device is None else owner_of(torch.device(device).type)
         machine = machine_of(platform, f"{platform.device_type}:0")
         backends = backends_of(platform)
         eligible = backends_left(
-            stated_choices(self.backend, choice_here.get(), self.configured), platform, backends, all_backend_names
+            stated_choices(self.backend, choice_here(), self.configured), platform, backends, all_backend_names
         )
         return any(
             cap in capabilities_of(slot.features) and self._fits(slot.features, dtype)

@@ -21,7 +21,7 @@ from polyattn.door.request import Request
 from polyattn.environment import on_reload, warn
 from polyattn.machine import machine_of
 from polyattn.quant import Quant
-from polyattn.request import autocast_dtype, check_out, check_tensors, request_of
+from polyattn.request import autocast_dtype, check_out, check_tensors, check_types, request_of
 from polyattn.routing import Route, find_route
 from polyattn.structures import Structure
 from polyattn.unowned import platform_of_unowned
@@ -82,7 +82,8 @@ def describe(
     compiling: bool = False,
 ) -> tuple[Request, Platform, torch.dtype | None]:
     """The request of a validated call, the platform that owns it, and the dtype autocast casts it to."""
-    autocast = autocast_dtype(q) if isinstance(q, torch.Tensor) else None
+    check_types(q, k, v)
+    autocast = autocast_dtype(q, k, v)
     check_tensors(q, k, v, structure, autocast is not None)
     check_combination(structure, arguments.causal, arguments.window, arguments.softcap, lse, None)
     platform = owner_of(q.device.type)

@@ -90,9 +90,8 @@ def check_tensors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, structure: Structure | None, autocast: bool
 ) -> None:
     """Raise TypeError or ValueError, naming what was given and what is accepted, unless the tensors fit together."""
+    check_types(q, k, v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
         if not tensor.dtype.is_floating_point:
             raise TypeError(f"{name}: a floating dtype is needed, got {dtype_name(tensor.dtype)}")
     if not q.device == k.device == v.device:
@@ -120,6 +119,15 @@ def check_tensors(
         raise ValueError(f"q, k, v: one batch size is needed, got {given}")
 
 
+def check_types(q: object, k: object, v: object) -> None:
+    """Raise TypeError unless all three are strided tensors."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: a tensor is needed, got {type(tensor).__name__}")
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"{name}: a strided tensor is needed, got layout {tensor.layout}")
+
+
 def check_out(
     out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype, grad: bool
 ) -> None:
@@ -138,10 +146,10 @@ def check_out(
         raise ValueError("out: gradients do not flow into a given buffer; call without out= or under torch.no_grad()")
 
 
-def autocast_dtype(q: torch.Tensor) -> torch.dtype | None:
+def autocast_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype | None:
     """The dtype that autocast imposes on this call, as SDPA takes it; None outside autocast. float64 is left alone."""
     kind = q.device.type
-    if kind == "meta" or q.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+    if kind == "meta" or torch.float64 in (q.dtype, k.dtype, v.dtype) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 

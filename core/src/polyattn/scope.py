@@ -1,14 +1,16 @@
 """What a `with` block decides for the calls inside it: the backend, the denoising step, a log of routes.
 
-Eager calls read ContextVars, so that threads and tasks keep apart. Dynamo cannot guard those, but it guards the
-attributes of a thread-local: traced code reads the mirror in `_traced`.
+Scopes are stacks in ContextVars, so that threads and tasks keep apart and a scope object may be entered twice. Dynamo
+cannot guard those, but it guards the attributes of a thread-local. So there is a mirror: scopes that compiled code
+enters itself live in it alone, and of the scopes around compiled code it holds the innermost, as a guard. The operator
+that a graph runs reads the ContextVar, so that a mirror that another task has moved costs a recompilation, never truth.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,24 +24,40 @@ if TYPE_CHECKING:
 class _Mirror(threading.local):
     # set on the instance, thread by thread: Dynamo does not guard a class attribute against being shadowed
     def __init__(self) -> None:
-        self.choice: str | None = None
-        self.step: int | None = None
+        self.choices_inside: tuple[str, ...] = ()
+        self.choice_around: str | None = None
+        self.steps_inside: tuple[int, ...] = ()
+        self.step_around: int | None = None
 
 
-_traced = _Mirror()
-choice_here: ContextVar[str | None] = ContextVar("polyattn_choice", default=None)
-step_here: ContextVar[int | None] = ContextVar("polyattn_step", default=None)
+_mirror = _Mirror()
+choices_here: ContextVar[tuple[str, ...]] = ContextVar("polyattn_choices", default=())
+steps_here: ContextVar[tuple[int, ...]] = ContextVar("polyattn_steps", default=())
 logs_here: ContextVar[tuple[RouteLog, ...]] = ContextVar("polyattn_logs", default=())
 
 
-def current_choice() -> str | None:
-    """The scoped choice, as traced code sees it."""
-    return _traced.choice if torch.compiler.is_compiling() else choice_here.get()
+def choice_here() -> str | None:
+    """The innermost choice of an eager call."""
+    stack = choices_here.get()
+    return stack[-1] if stack else None
 
 
-def current_step() -> int | None:
-    """The scoped denoising step, as traced code sees it."""
-    return _traced.step if torch.compiler.is_compiling() else step_here.get()
+def step_here() -> int | None:
+    """The innermost denoising step of an eager call."""
+    stack = steps_here.get()
+    return stack[-1] if stack else None
+
+
+def traced_choice() -> tuple[str | None, str | None]:
+    """While tracing: (the choice entered inside the graph, the one around it)."""
+    inside = _mirror.choices_inside
+    return (inside[-1] if inside else None), _mirror.choice_around
+
+
+def traced_step() -> int | None:
+    """While tracing: the innermost denoising step."""
+    inside = _mirror.steps_inside
+    return inside[-1] if inside else _mirror.step_around
 
 
 class use_backend:
@@ -57,27 +75,25 @@ class use_backend:
 
     def __init__(self, choice: str) -> None:
         if not isinstance(choice, str):
-            raise TypeError(
-                f"use_backend: a list of backend names in one string is needed, got {type(choice).__name__}"
-            )
+            raise TypeError(f"use_backend: backend names in one string are needed, got {type(choice).__name__}")
         self.choice = choice
-        self._before: str | None = None
-        self._token: Token[str | None] | None = None
 
     def __enter__(self) -> use_backend:
-        self._before = _traced.choice
-        _traced.choice = self.choice
-        if not torch.compiler.is_compiling():
-            self._token = choice_here.set(self.choice)
+        if torch.compiler.is_compiling():
+            _mirror.choices_inside = (*_mirror.choices_inside, self.choice)
+        else:
+            choices_here.set((*choices_here.get(), self.choice))
+            _mirror.choice_around = self.choice
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _traced.choice = self._before
-        if not torch.compiler.is_compiling() and self._token is not None:
-            choice_here.reset(self._token)
-            self._token = None
+        if torch.compiler.is_compiling():
+            _mirror.choices_inside = _mirror.choices_inside[:-1]
+        else:
+            choices_here.set(choices_here.get()[:-1])
+            _mirror.choice_around = choice_here()
 
 
 class step:
@@ -90,31 +106,29 @@ class step:
     """
 
     def __init__(self, index: int, total: int) -> None:
-        if (
-            isinstance(index, bool)
-            or not isinstance(index, int)
-            or not isinstance(total, int)
-            or not 0 <= index < total
-        ):
+        for number in (index, total):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise ValueError(f"step: integers are needed, 0 <= index < total, got {index!r} of {total!r}")
+        if not 0 <= index < total:
             raise ValueError(f"step: 0 <= index < total is needed, got {index!r} of {total!r}")
         self.index, self.total = index, total
-        self._before: int | None = None
-        self._token: Token[int | None] | None = None
 
     def __enter__(self) -> step:
-        self._before = _traced.step
-        _traced.step = self.index
-        if not torch.compiler.is_compiling():
-            self._token = step_here.set(self.index)
+        if torch.compiler.is_compiling():
+            _mirror.steps_inside = (*_mirror.steps_inside, self.index)
+        else:
+            steps_here.set((*steps_here.get(), self.index))
+            _mirror.step_around = self.index
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _traced.step = self._before
-        if not torch.compiler.is_compiling() and self._token is not None:
-            step_here.reset(self._token)
-            self._token = None
+        if torch.compiler.is_compiling():
+            _mirror.steps_inside = _mirror.steps_inside[:-1]
+        else:
+            steps_here.set(steps_here.get()[:-1])
+            _mirror.step_around = step_here()
 
 
 @dataclass
@@ -166,14 +180,12 @@ class record_routes:
 
     def __init__(self) -> None:
         self.log = RouteLog()
-        self._token: Token[tuple[RouteLog, ...]] | None = None
 
     def __enter__(self) -> RouteLog:
-        self._token = logs_here.set((*logs_here.get(), self.log))
+        logs_here.set((*logs_here.get(), self.log))
         return self.log
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._token is not None
-        logs_here.reset(self._token)
+        logs_here.set(logs_here.get()[:-1])

@@ -16,10 +16,11 @@ from polyattn.arguments import check_combination, checked, checked_scale
 from polyattn.errors import UnsupportedRequest
 from polyattn.operators import define_once
 from polyattn.quant import as_quant, skipped
-from polyattn.request import check_out, check_tensors
-from polyattn.scope import current_choice, current_step
-from polyattn.structures.anchors import from_anchor
+from polyattn.request import autocast_dtype, check_out, check_tensors
+from polyattn.scope import logs_here, traced_choice, traced_step
+from polyattn.structures.anchors import living
 from polyattn.structures.base import Structure
+from polyattn.structures.host_data import on_host
 
 _KINDS: dict[str, type[Structure]] = {
     cls.kind: cls
@@ -33,9 +34,9 @@ _KINDS: dict[str, type[Structure]] = {
     )
 }
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? s0, Tensor? s1, Tensor? s2, SymInt i0, SymInt i1, str kind, str detail, "
-    "bool causal, float scale, SymInt left, SymInt right, float softcap, bool lse, str? argument, str? context, "
-    "str? configured, str? quant, bool rotate, bool deterministic"
+    "Tensor q, Tensor k, Tensor v, Tensor? s0, Tensor? s1, Tensor? s2, Tensor? s3, Tensor? handle, SymInt i0, "
+    "SymInt i1, str kind, str detail, bool causal, float scale, SymInt left, SymInt right, float softcap, bool lse, "
+    "str? argument, str? inside, str? around, str? configured, str? quant, bool rotate, bool deterministic"
 )
 
 
@@ -69,28 +70,32 @@ def attend_traced(
         raise UnsupportedRequest("options= are not supported inside a compiled graph; make this call outside of it")
     arguments = checked(causal, window, softcap, deterministic, ())
     check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, None)
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(q.device.type)
+    dtype = autocast_dtype(q, k, v)
+    if dtype is not None:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     check_tensors(q, k, v, structure, False)
     asked = as_quant(quant)
-    if asked is not None and skipped(asked, layer, current_step()) is not None:
+    if asked is not None and skipped(asked, layer, traced_step()) is not None:
         asked = None
     anchors: tuple[torch.Tensor, ...] = ()
     ints: tuple[int, ...] = ()
     kind = detail = ""
+    handle = None
     if structure is not None:
         if structure.kind not in _KINDS:
             raise UnsupportedRequest(f"{type(structure).__name__} is not supported inside a compiled graph")
         anchors, ints = structure.anchors(), structure.anchor_ints()
         kind, detail = structure.kind, structure.anchor_detail()
-    s0, s1, s2 = (*anchors, None, None, None)[:3]
+        # a mask that wants a gradient is the tensor in the graph, not the one that the living structure holds
+        handle = None if structure.facts.mask_grad else structure.handle
+    s0, s1, s2, s3 = (*anchors, None, None, None, None)[:4]
     i0, i1 = (*ints, 0, 0)[:2]
     window_ = arguments.window
     left, right = (-1, -1) if window_ is None else (-1 if side is None else side for side in window_)
+    inside, around = traced_choice()
     result, lse = torch.ops.polyattn.attention(
-        q, k, v, s0, s1, s2, i0, i1, kind, detail, causal, checked_scale(scale, q.shape[-1]), left, right,
-        float(softcap), return_lse, backend, current_choice(), configured, None if asked is None else asked.method,
+        q, k, v, s0, s1, s2, s3, handle, i0, i1, kind, detail, causal, checked_scale(scale, q.shape[-1]), left, right,
+        float(softcap), return_lse, backend, inside, around, configured, None if asked is None else asked.method,
         asked is None or asked.rotate, deterministic,
     )  # fmt: skip
     if out is not None:
@@ -104,13 +109,14 @@ def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tenso
     """The eager call behind the operator; always two tensors."""
     from polyattn.call import find_plan
     from polyattn.quant import Quant
-    from polyattn.scope import choice_here
+    from polyattn.scope import choices_here
 
-    s0, s1, s2, i0, i1, kind, detail, causal, scale, left, right, softcap, lse, *tail = rest
-    argument, context, configured, quant, rotate, deterministic = tail
-    structure = _structure(kind, detail, tuple(t for t in (s0, s1, s2) if t is not None), (i0, i1))
+    s0, s1, s2, s3, handle, i0, i1, kind, detail, causal, scale, left, right, softcap, lse, *tail = rest
+    argument, inside, _, configured, quant, rotate, deterministic = tail
+    structure = _structure(kind, detail, handle, tuple(t for t in (s0, s1, s2, s3) if t is not None), (i0, i1))
     window = None if (left, right) == (-1, -1) else (None if left < 0 else left, None if right < 0 else right)
-    token = choice_here.set(context)  # the choice the graph was traced under, which Dynamo guards
+    # a scope around the graph is read now, when the graph runs; that it is an argument too makes Dynamo guard it
+    token = None if inside is None else choices_here.set((*choices_here.get(), inside))
     try:
         plan = find_plan(
             q, k, v, structure, causal, scale, window, softcap, lse, None, argument, configured,
@@ -118,17 +124,20 @@ def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tenso
         )  # fmt: skip
         answer = plan.run(q, k, v, None, structure)
     finally:
-        choice_here.reset(token)
+        if token is not None:
+            choices_here.reset(token)
     result, row_lse = answer if lse else (answer, q.new_empty(0, dtype=torch.float32))
     return result, row_lse
 
 
-def _structure(kind: str, detail: str, anchors: tuple[torch.Tensor, ...], ints: tuple[int, ...]) -> Structure | None:
+def _structure(
+    kind: str, detail: str, handle: torch.Tensor | None, anchors: tuple[torch.Tensor, ...], ints: tuple[int, ...]
+) -> Structure | None:
     if not kind:
         return None
     if not anchors:
         return _KINDS[kind]()
-    return from_anchor(anchors[0]) or _KINDS[kind].from_anchors(anchors, ints, detail)
+    return living(handle) or _KINDS[kind].from_anchors(anchors, ints, detail)
 
 
 def _run(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,32 +148,40 @@ def _run(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor
 
 def _fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     result = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    if not rest[12]:
+    if not rest[14]:
         return result, q.new_empty(0, dtype=torch.float32)
     return result, q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
 
 
+def _held(handle: Any) -> Structure | None:
+    """The living structure, where the handle can be read: not while a compiler traces."""
+    return living(handle) if handle is not None and on_host(handle) else None
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    ctx.rest = inputs[6:]
+    ctx.save_for_backward(*inputs[:8])
+    ctx.rest = inputs[8:]
+    ctx.structure = _held(inputs[7])  # a temporary structure must last until its backward
     ctx.set_materialize_grads(True)
 
 
 def _backward(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple[Any, ...]:
-    q, k, v, s0, s1, s2 = ctx.saved_tensors
-    dq, dk, dv, ds = torch.ops.polyattn.attention_backward(grad, grad_lse, q, k, v, s0, s1, s2, *ctx.rest)
-    wants_mask = s0 is not None and ctx.needs_input_grad[3]
-    return (dq, dk, dv, ds if wants_mask else None, *([None] * (len(ctx.rest) + 2)))
+    q, k, v, *structure = ctx.saved_tensors
+    dq, dk, dv, ds = torch.ops.polyattn.attention_backward(grad, grad_lse, q, k, v, *structure, *ctx.rest)
+    wants_mask = structure[0] is not None and ctx.needs_input_grad[3]
+    return (dq, dk, dv, ds if wants_mask else None, *([None] * (len(ctx.rest) + 4)))
 
 
 def _run_backward(grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
     wants_mask = rest[0] is not None and rest[0].dtype.is_floating_point
+    silent = logs_here.set(())  # the forward was counted
     with torch.enable_grad():
         inputs = [t.detach().requires_grad_() for t in (q, k, v, *(rest[:1] if wants_mask else ()))]
         tail = (inputs[3], *rest[1:]) if wants_mask else rest
         result, lse = _call(*inputs[:3], *tail)
-        outputs, grads = ([result, lse], [grad, grad_lse]) if rest[12] else ([result], [grad])
+        outputs, grads = ([result, lse], [grad, grad_lse]) if rest[14] else ([result], [grad])
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+        logs_here.reset(silent)
         found = torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     filled = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
     return tuple(g.contiguous() for g in (*filled, *([] if wants_mask else [q.new_empty(0)])))

@@ -28,6 +28,8 @@ def warmup(model_or_requests: torch.nn.Module | Request | Iterable[Request]) -> 
     """
     if isinstance(model_or_requests, torch.nn.Module):
         return _warm_layers(model_or_requests)
+    if not isinstance(model_or_requests, Iterable | Request):
+        raise TypeError(f"warmup: a module or requests are needed, got {type(model_or_requests).__name__}")
     requests = [model_or_requests] if isinstance(model_or_requests, Request) else list(model_or_requests)
     for request in requests:
         if not isinstance(request, Request):
@@ -52,10 +54,11 @@ def _warm_layers(model: torch.nn.Module) -> int:
 
 def _call(request: Request) -> None:
     q, k, v = _tensors(request)
+    scale = None if request.scale == request.head_dim**-0.5 else request.scale  # as the call that is to come writes it
     with torch.set_grad_enabled(request.grad), _autocast(request):
         result = attention(
             q, k, v, structure=_structure(request), causal=request.causal, window=request.window,
-            softcap=request.softcap, scale=request.scale, return_lse=request.lse, quant=request.quant,
+            softcap=request.softcap, scale=scale, return_lse=request.lse, quant=request.quant,
             deterministic=request.deterministic, options=request.options,
         )  # fmt: skip
         _backward(request, result)

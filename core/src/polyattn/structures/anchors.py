@@ -1,9 +1,13 @@
-"""Finds the living structure that a tensor stands for: compiled graphs carry tensors, never objects."""
+"""Finds the living structure that a number stands for: compiled graphs carry tensors, never objects.
+
+Every structure built outside of a graph has a handle, a CPU tensor that holds its number. The number survives whatever
+a compiler does to the tensor (copies, detached views, replays), and no other structure of the process ever has it.
+"""
 
 from __future__ import annotations
 
 import weakref
-from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,34 +15,22 @@ import torch
 if TYPE_CHECKING:
     from polyattn.structures.base import Structure
 
-_living: dict[int, weakref.ref[Structure]] = {}
+_numbers = count(1)
+_living: weakref.WeakValueDictionary[int, Structure] = weakref.WeakValueDictionary()
 
 
-def remember(structure: Structure) -> None:
-    """Let `from_anchor` find this structure by its first anchor, as long as it lives."""
-    for anchor in structure.anchors()[:1]:
-        _living[id(anchor)] = weakref.ref(structure, partial(_forget, id(anchor)))
+def handle_of(structure: Structure) -> torch.Tensor:
+    """A new handle [1] int64 by which `living` finds this structure, as long as it lives."""
+    number = next(_numbers)
+    _living[number] = structure
+    with torch.inference_mode(False):
+        return torch.tensor([number], dtype=torch.int64, device="cpu")
 
 
-def _forget(key: int, _: object) -> None:
-    _living.pop(key, None)
-
-
-def from_anchor(anchor: torch.Tensor) -> Structure | None:
-    """The living structure whose first anchor is this very tensor object, unless its content changed since.
-
-    Structures own their anchors (a tensor object is never the anchor of two), so that the answer is never another's.
-    """
-    reference = _living.get(id(anchor))
-    structure = reference() if reference is not None else None
-    if structure is None or structure.anchors()[0] is not anchor or structure.stale():
-        return None
-    return structure
-
-
-def own(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor object of one's own over the same memory, so that it can be an anchor."""
-    return tensor.view_as(tensor)
+def living(handle: torch.Tensor | None) -> Structure | None:
+    """The structure behind a handle, unless it died or its data were written in place since."""
+    structure = None if handle is None else _living.get(int(handle))
+    return None if structure is None or structure.stale() else structure
 
 
 def versions(tensors: tuple[torch.Tensor, ...]) -> tuple[int | None, ...]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.anchors import remember, versions
+from polyattn.structures.anchors import handle_of, versions
 from polyattn.structures.host_data import on_host
 from polyattn.structures.transfer import is_capturing
 
@@ -45,6 +45,7 @@ class Structure:
     kind: ClassVar[str] = ""
     facts: StructureFacts
     builds: int
+    handle: torch.Tensor | None
     _prepared: dict[Any, Any]
     _bound: dict[Any, Any]
     _versions: tuple[int | None, ...]
@@ -56,9 +57,10 @@ class Structure:
         for name, value in (("_prepared", {}), ("_bound", {}), ("builds", 0)):
             object.__setattr__(self, name, value)
         if torch.compiler.is_compiling():  # nothing outlives the trace: the graph carries the anchors
+            object.__setattr__(self, "handle", None)
             return
         self._settle_versions()
-        remember(self)
+        object.__setattr__(self, "handle", handle_of(self))
 
     def _settle_versions(self) -> None:
         object.__setattr__(self, "_versions", versions(self.anchors()))
@@ -72,7 +74,7 @@ class Structure:
     def __getstate__(self) -> dict[str, Any]:
         kept = {}
         for name, value in self.__dict__.items():
-            derived = name.startswith("_") or name == "builds"
+            derived = name.startswith("_") or name in ("builds", "handle")
             if not derived and not isinstance(getattr(type(self), name, None), cached_property):
                 kept[name] = value
         return kept
@@ -111,7 +113,7 @@ class Structure:
             return _route_keys[facts]
 
     def anchors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that stand for this structure inside a compiled graph, at most three; the first is its own."""
+        """All that this structure is, as at most four tensors: inside a compiled graph they stand for it."""
         return ()
 
     def anchor_ints(self) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.anchors import own
 from polyattn.structures.base import Structure
 from polyattn.structures.host_data import host_tensor, integer, integer_tensor, on_host
 
@@ -122,4 +121,4 @@ def _check_sizes(sizes: torch.Tensor, block_k: int) -> None:
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
     """int32 and ours: a copy of host data, a view of device data."""
-    return tensor.to(torch.int32, copy=True) if on_host(tensor) else own(tensor.to(torch.int32))
+    return tensor.to(torch.int32, copy=True) if on_host(tensor) else tensor.to(torch.int32)

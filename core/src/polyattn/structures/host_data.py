@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from polyattn.structures.lasting import lasting
+
 INT32_LIMIT = 2**31 - 1
 
 
@@ -130,11 +132,13 @@ def lengths_from_positions(name: str, data: Any) -> tuple[int, ...]:
     return tuple(map(sub, [*starts[1:], len(ids)], starts))
 
 
+@lasting
 def boundaries(lengths: Iterable[int]) -> torch.Tensor:
     """int32 cumulative boundaries on the CPU, from 0."""
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cpu")
 
 
+@lasting
 def host_tensor(name: str, data: Any) -> torch.Tensor:
     """`data` itself if it is a tensor; a new tensor from nested lists or a numpy array."""
     if isinstance(data, torch.Tensor):
@@ -142,7 +146,7 @@ def host_tensor(name: str, data: Any) -> torch.Tensor:
     if not isinstance(data, (list, tuple)) and not hasattr(data, "__array__"):
         raise TypeError(f"{name}: a tensor, a numpy array or nested lists are needed, got {type(data).__name__}")
     try:
-        return torch.tensor(data)
+        return torch.tensor(data, device="cpu")
     except (ValueError, TypeError, RuntimeError) as error:
         raise TypeError(f"{name}: not a rectangular array of bools or numbers: {error}") from error
 

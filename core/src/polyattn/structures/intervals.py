@@ -34,6 +34,22 @@ def check_ends(name: str, rows: tuple[Intervals, ...], limits: tuple[int, ...]) 
             raise ValueError(f"{name}[{row}]: [{start}, {end}) ends past the row's {limit} keys")
 
 
+def table_of(rows: tuple[Intervals, ...] | None) -> torch.Tensor | None:
+    """Intervals as a CPU tensor [n,3] of (row, start, end): the form in which a compiled graph carries them."""
+    if rows is None:
+        return None
+    flat = [(row, *pair) for row, pairs in enumerate(rows) for pair in pairs]
+    return torch.tensor(flat, dtype=torch.int64, device="cpu").reshape(-1, 3)
+
+
+def rows_of(table: torch.Tensor, rows: int) -> list[list[tuple[int, int]]]:
+    """What `table_of` wrote down, for that many rows."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
+    for row, start, end in table.tolist():
+        found[row].append((start, end))
+    return found
+
+
 def _row(name: str, row: Any) -> Intervals:
     if isinstance(row, (str, bytes, dict)) or not isinstance(row, Iterable):
         raise TypeError(f"{name}: a list of (start, end) pairs is needed, got {row!r}; wrap each row in a list")

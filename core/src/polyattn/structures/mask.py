@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.anchors import own
 from polyattn.structures.base import Meta, Structure
 from polyattn.structures.host_data import dtype_name, host_tensor, on_host
 from polyattn.structures.transfer import send
@@ -117,7 +116,7 @@ class Mask(Structure):
     @classmethod
     def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Mask:
         mask = cls.__new__(cls)
-        mask._settle(own(tensors[0]), int(detail))
+        mask._settle(tensors[0], int(detail))
         return mask
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mask:
@@ -180,9 +179,9 @@ def _copy(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _as_rank_4(mask: torch.Tensor) -> torch.Tensor:
-    """[Sk], [B,Sk], [B,Sq,Sk] or [B,H,Sq,Sk] with the missing axes of size 1; a tensor object of its own."""
+    """[Sk], [B,Sk], [B,Sq,Sk] or [B,H,Sq,Sk] with the missing axes of size 1."""
     if mask.dim() == 1:
         mask = mask.unsqueeze(0)
     while mask.dim() < 4:
         mask = mask.unsqueeze(1)
-    return own(mask)
+    return mask

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.anchors import own
 from polyattn.structures.base import Structure, deriving
 from polyattn.structures.capacity import Capacity, capacity_of, fitted
 from polyattn.structures.host_data import (
@@ -20,7 +19,7 @@ from polyattn.structures.host_data import (
     lengths_of,
     on_host,
 )
-from polyattn.structures.intervals import Intervals, check_ends, intervals_of
+from polyattn.structures.intervals import Intervals, check_ends, intervals_of, rows_of, table_of
 from polyattn.structures.packed_meta import PackedMeta
 from polyattn.structures.transfer import send
 
@@ -52,6 +51,7 @@ class Packed(Structure):
     lengths_q: Lengths | None
     lengths_k: Lengths | None
     spans: tuple[Intervals, ...] | None
+    spans_table: torch.Tensor | None
     totals: tuple[int, int] | None
     capacity: Capacity | None
 
@@ -71,7 +71,7 @@ class Packed(Structure):
             same_lengths=cu_q is cu_k,
         )
         structure = cls.__new__(cls)
-        structure._freeze(cu_q=cu_q, cu_k=cu_k, facts=facts, **known)
+        structure._freeze(cu_q=cu_q, cu_k=cu_k, facts=facts, spans_table=table_of(known["spans"]), **known)
         return structure
 
     @classmethod
@@ -263,15 +263,20 @@ class Packed(Structure):
         return send(boundary, device) if self.capacity is None else send(boundary.clone(), device)
 
     def anchors(self) -> tuple[torch.Tensor, ...]:
-        return (self.cu_q, self.cu_k)
+        return (self.cu_q, self.cu_k) if self.spans_table is None else (self.cu_q, self.cu_k, self.spans_table)
 
     def anchor_ints(self) -> tuple[int, ...]:
         return (self.max_q, self.max_k)
 
     @classmethod
     def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Packed:
-        cu_q, cu_k = tensors
-        return cls.from_cu_seqlens(cu_q, None if cu_k is cu_q else cu_k, ints[0], ints[1])
+        cu_q, cu_k = tensors[:2]
+        spans = rows_of(tensors[2], cu_q.shape[0] - 1) if len(tensors) == 3 else None
+        shared = cu_k is cu_q or detail == "shared"
+        return cls.from_cu_seqlens(cu_q, None if shared else cu_k, ints[0], ints[1], spans=spans)
+
+    def anchor_detail(self) -> str:
+        return "shared" if self.cu_k is self.cu_q else ""
 
     def stale(self) -> bool:
         return self.facts.host and super().stale()  # nothing is derived from boundaries that only a device holds
@@ -297,4 +302,4 @@ def _device_boundaries(name: str, data: torch.Tensor) -> torch.Tensor:
     given = integer_tensor(name, data, 1, "[documents + 1]")
     if given.shape[0] == 0:
         raise ValueError(f"{name}: at least the leading 0 is needed, got an empty tensor")
-    return own(given.to(torch.int32))
+    return given.to(torch.int32)

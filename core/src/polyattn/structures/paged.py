@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.anchors import own
 from polyattn.structures.base import Meta, Structure
 from polyattn.structures.host_data import (
     INT32_LIMIT,
@@ -19,7 +18,7 @@ from polyattn.structures.host_data import (
     lengths_of,
     on_host,
 )
-from polyattn.structures.intervals import Intervals, check_ends, intervals_of
+from polyattn.structures.intervals import Intervals, check_ends, intervals_of, rows_of, table_of
 from polyattn.structures.transfer import refuse_in_capture, send
 
 Lengths = tuple[int, ...]
@@ -52,6 +51,7 @@ class Paged(Structure):
     host_kv: Lengths | None
     host_q: Lengths | None
     spans: tuple[Intervals, ...] | None
+    spans_table: torch.Tensor | None
 
     def __init__(
         self, block_table: Any, kv_lengths: Any, q_lengths: Any = None, spans: Any = None, *, check: bool = False
@@ -83,7 +83,7 @@ class Paged(Structure):
         )
         self._freeze(
             block_table=table, kv_lengths=kv, q_lengths=queries, host_table=host_table, host_kv=host_kv,
-            host_q=host_q, spans=pairs, facts=facts,
+            host_q=host_q, spans=pairs, spans_table=table_of(pairs), facts=facts,
         )  # fmt: skip
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
@@ -116,12 +116,17 @@ class Paged(Structure):
         return self.kind, self.facts, self.q_lengths is not None
 
     def anchors(self) -> tuple[torch.Tensor, ...]:
-        tensors = (self.block_table, self.kv_lengths)
-        return tensors if self.q_lengths is None else (*tensors, self.q_lengths)
+        given = (self.block_table, self.kv_lengths, self.q_lengths, self.spans_table)
+        return tuple(tensor for tensor in given if tensor is not None)
+
+    def anchor_detail(self) -> str:
+        return ("q" if self.q_lengths is not None else "") + ("s" if self.spans_table is not None else "")
 
     @classmethod
     def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Paged:
-        return cls(*tensors)
+        table, kept, *rest = tensors
+        queries = rest.pop(0) if "q" in detail else None
+        return cls(table, kept, queries, rows_of(rest[0], table.shape[0]) if "s" in detail else None)
 
     def stale(self) -> bool:
         known = self.host_table is not None or self.host_kv is not None or self.host_q is not None
@@ -180,7 +185,7 @@ def _check_pages(table: Table, lengths: Lengths, *, pages: int, page_size: int) 
 def _table(data: Any, check: bool) -> tuple[torch.Tensor, Table | None]:
     shape = "[batch, max_pages]"
     if not (on_host(data) or check):
-        return own(integer_tensor("block_table", data, 2, shape).to(torch.int32)), None
+        return integer_tensor("block_table", data, 2, shape).to(torch.int32), None
     table = integer_table("block_table", data, shape)
     if isinstance(data, torch.Tensor):  # a table of a server's size, which lists would take milliseconds to rebuild
         return data.cpu().to(torch.int64).clamp(-1, INT32_LIMIT).to(torch.int32), table
@@ -197,6 +202,6 @@ def _int32(entries: tuple[int, ...]) -> tuple[int, ...]:
 
 def _lengths(name: str, data: Any, check: bool) -> tuple[torch.Tensor, Lengths | None]:
     if not (on_host(data) or check):
-        return own(integer_tensor(name, data, 1, "[batch]").to(torch.int32)), None
+        return integer_tensor(name, data, 1, "[batch]").to(torch.int32), None
     lengths = lengths_of(name, data, "[batch]")
     return torch.tensor(lengths, dtype=torch.int32), lengths

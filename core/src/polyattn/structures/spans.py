@@ -11,7 +11,7 @@ import torch
 from polyattn.door.request import StructureFacts
 from polyattn.structures.base import Meta, Structure, keep
 from polyattn.structures.host_data import integer_row, on_host
-from polyattn.structures.intervals import Intervals, check_ends, intervals_of
+from polyattn.structures.intervals import Intervals, check_ends, intervals_of, rows_of, table_of
 from polyattn.structures.transfer import send
 
 #: Shapes of one padded or sharded batch; the oldest are dropped.
@@ -51,14 +51,16 @@ class Spans(Structure):
     full: tuple[Intervals, ...]
     query_ranges: tuple[QueryRange, ...] | None
     table: torch.Tensor
+    places: torch.Tensor | None
 
     def __init__(self, full: Any, query_ranges: Any = None) -> None:
         rows = intervals_of("full", full)
         ranges = None if query_ranges is None else _query_ranges(query_ranges)
-        flat = [(row, *pair) for row, pairs in enumerate(rows) for pair in pairs]
-        table = torch.tensor(flat, dtype=torch.int64).reshape(-1, 3)
+        table = table_of(rows)
+        assert table is not None
+        places = None if ranges is None else torch.tensor(ranges, dtype=torch.int64, device="cpu")
         facts = StructureFacts(documents=len(rows), spans=True)
-        self._freeze(full=rows, query_ranges=ranges, table=table, facts=facts)
+        self._freeze(full=rows, query_ranges=ranges, table=table, places=places, facts=facts)
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
         batch, queries, keys = q_shape[0], q_shape[1], k_shape[1]
@@ -81,7 +83,14 @@ class Spans(Structure):
         return SpansMeta(self.full, self.query_ranges, device)
 
     def anchors(self) -> tuple[torch.Tensor, ...]:
-        return (self.table,)
+        return (self.table,) if self.places is None else (self.table, self.places)
+
+    def anchor_ints(self) -> tuple[int, ...]:
+        return (len(self.full),)
+
+    @classmethod
+    def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Spans:
+        return cls(rows_of(tensors[0], ints[0]), tensors[1].tolist() if len(tensors) == 2 else None)
 
     def __repr__(self) -> str:
         return f"Spans({[list(row) for row in self.full]}, query_ranges={self.query_ranges})"

@@ -47,5 +47,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _same(before: Any, after: Any) -> bool:
     if isinstance(before, torch.Tensor):
-        return bool(((before == after) | (before != before)).all()) if before.shape == after.shape else False
+        if before.shape != after.shape:
+            return False
+        return bool(((before == after) | ((before != before) & (after != after))).all())
     return bool(before == after)
