@@ -1,5 +1,7 @@
-"""A compiled graph carries a structure's tensors; the living structure is found by the first, and never another."""
+"""A compiled graph carries a structure's number and its tensors: the living one is found, or an equal one is built."""
 
+import copy
+import pickle
 import weakref
 
 import pytest
@@ -7,61 +9,50 @@ import torch
 
 import polyattn as pa
 from polyattn.structures import anchors
-from polyattn.structures.anchors import from_anchor
+from polyattn.structures.anchors import living
 from tests.unit.structures.every import KINDS, one_of_each
 
 ANCHORED = [kind for kind in KINDS if one_of_each()[kind].anchors()]
 
 
 @pytest.mark.parametrize("kind", ANCHORED)
-def test_a_living_structure_is_found_by_its_first_anchor(kind):
+def test_a_living_structure_is_found_by_its_handle_or_any_copy_of_it(kind):
     structure = one_of_each()[kind]
-    assert from_anchor(structure.anchors()[0]) is structure
+    for handle in (structure.handle, structure.handle.clone(), structure.handle.detach(), structure.handle.view(1)):
+        assert living(handle) is structure
+    assert living(None) is None
 
 
 @pytest.mark.parametrize("kind", ANCHORED)
 def test_a_dead_structure_is_not_found_and_leaves_nothing_behind(kind):
     structure = one_of_each()[kind]
-    anchor, gone = structure.anchors()[0], weakref.ref(structure)
+    handle, gone = structure.handle, weakref.ref(structure)
     del structure
     assert gone() is None
-    assert id(anchor) not in anchors._living
-    assert from_anchor(anchor) is None
-
-
-def test_an_equal_tensor_or_another_view_finds_nothing():
-    packed = pa.Packed.from_lengths([2, 1])
-    assert from_anchor(packed.cu_q.clone()) is None
-    assert from_anchor(packed.cu_q.view_as(packed.cu_q)) is None
-
-
-def test_an_id_that_is_used_again_finds_nothing():
-    packed = pa.Packed.from_lengths([2, 1])
-    stranger = torch.zeros(3)
-    anchors._living[id(stranger)] = anchors._living[id(packed.cu_q)]
-    try:
-        assert from_anchor(stranger) is None
-    finally:
-        del anchors._living[id(stranger)]
+    assert int(handle) not in anchors._living
+    assert living(handle) is None
 
 
 def test_many_short_lives_never_find_each_other():
+    handles = []
     for length in range(500):
         packed = pa.Packed.from_lengths([length])
-        assert from_anchor(packed.cu_q).lengths_q == (length,)
+        assert living(packed.handle).lengths_q == (length,)
+        handles.append(packed.handle)
+    assert all(living(handle) is None for handle in handles[:-1])
 
 
 @pytest.mark.parametrize("kind", ["key_padding", "mask", "packed", "paged", "spans"])
-def test_an_anchor_that_was_written_to_finds_nothing(kind):
+def test_a_structure_whose_data_were_written_to_is_not_found(kind):
     structure = one_of_each()[kind]
     structure.anchors()[-1].zero_()
-    assert from_anchor(structure.anchors()[0]) is None
+    assert living(structure.handle) is None
 
 
 def test_update_is_no_such_write():
     packed = pa.Packed.from_lengths([2, 1], capacity=(3, 4))
     packed.update_([1, 1, 1])
-    assert from_anchor(packed.cu_q) is packed
+    assert living(packed.handle) is packed
 
 
 def test_boundaries_that_only_a_device_holds_may_be_rewritten():
@@ -72,45 +63,54 @@ def test_boundaries_that_only_a_device_holds_may_be_rewritten():
     )
     boundaries.add_(1)
     paged.block_table.add_(1)
-    assert from_anchor(packed.cu_q) is packed
-    assert from_anchor(paged.block_table) is paged
+    assert living(packed.handle) is packed
+    assert living(paged.handle) is paged
 
 
-def test_structures_over_one_tensor_are_told_apart():
+def test_structures_over_one_tensor_and_copies_are_told_apart():
     boundaries = torch.zeros(3, dtype=torch.int32, device="meta")
-    table = torch.zeros(1, 2, dtype=torch.int32, device="meta")
-    mask = torch.zeros(1, 1, 2, 2, device="meta")
-    pairs = [
-        [pa.Packed.from_cu_seqlens(boundaries, max_q=size) for size in (4, 8)],
-        [pa.Paged(table, torch.zeros(1, dtype=torch.int32, device="meta")) for _ in range(2)],
-        [pa.Mask(mask), pa.Mask(mask)],
-    ]
     padding = pa.KeyPadding.from_lengths([4, 2], 4)
-    pairs.append([padding, padding.with_queries("all"), padding.with_queries("same")])
-    for structures in pairs:
-        for structure in structures:
-            assert from_anchor(structure.anchors()[0]) is structure
-        last = structures.pop()
-        del structure
-        assert from_anchor(last.anchors()[0]) is last
-        assert from_anchor(structures[0].anchors()[0]) is structures[0]
+    packed = [pa.Packed.from_cu_seqlens(boundaries, max_q=size) for size in (4, 8)]
+    capacity = pa.Packed.from_lengths([2, 1], capacity=(3, 4))
+    several = [*packed, padding, padding.with_queries("all"), padding.with_queries("same"), capacity]
+    several += [copy.deepcopy(capacity), pickle.loads(pickle.dumps(padding))]
+    assert [living(structure.handle) for structure in several] == several
 
 
-def test_inference_tensors_keep_no_version_and_are_found():
-    with torch.inference_mode():
-        mask = pa.Mask(torch.zeros(1, 4))
-        assert from_anchor(mask.tensor) is mask
+def test_a_handle_is_a_cpu_tensor_of_the_usual_kind_wherever_it_is_made():
+    with torch.inference_mode(), torch.device("meta"):
+        handle = pa.Packed.from_cu_seqlens(torch.zeros(3, dtype=torch.int32), max_q=4).handle
+    assert handle.device.type == "cpu"
+    assert not handle.is_inference()
 
 
-@pytest.mark.parametrize("kind", ["key_padding", "mask", "packed", "paged", "block_map"])
+def rebuilt(structure):
+    tensors = tuple(tensor.clone() for tensor in structure.anchors())
+    return type(structure).from_anchors(tensors, structure.anchor_ints(), structure.anchor_detail())
+
+
+@pytest.mark.parametrize("kind", ANCHORED)
 def test_from_anchors_rebuilds_the_same_meaning(kind):
     structure = one_of_each()[kind]
-    tensors = tuple(tensor.clone() for tensor in structure.anchors())
-    if kind == "packed":
-        tensors = (tensors[0], tensors[0])
-    twin = type(structure).from_anchors(tensors, structure.anchor_ints(), structure.anchor_detail())
+    twin = rebuilt(structure)
     assert (twin.kind, twin.facts) == (structure.kind, structure.facts)
     assert all(torch.equal(mine, its) for mine, its in zip(structure.anchors(), twin.anchors(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        pa.Packed.from_lengths([4, 2], [5, 3], spans=[[(1, 3)], []]),
+        pa.Paged([[0, 1, 2]], [6], spans=[[(1, 4)]]),
+        pa.Paged([[0, 1, 2]], [6], [2], spans=[[(1, 4)]]),
+        pa.Spans([[(2, 5)], []], query_ranges=[(0, 1, 0), (1, 4, 4)]),
+    ],
+    ids=repr,
+)
+def test_spans_survive_the_way_through_a_graph(structure):
+    twin = rebuilt(structure)
+    for name in ("spans", "full", "query_ranges", "host_q"):
+        assert getattr(twin, name, None) == getattr(structure, name, None)
 
 
 @pytest.mark.skipif(

@@ -9,6 +9,7 @@ import torch
 from polyattn.door.request import StructureFacts
 from polyattn.structures.base import Structure
 from polyattn.structures.host_data import host_tensor, integer, integer_tensor, on_host
+from polyattn.structures.lasting import lasting, normal
 
 
 class BlockMap(Structure):
@@ -103,11 +104,11 @@ def _last_block(lists: torch.Tensor, counts: torch.Tensor) -> int:
         raise ValueError(
             f"counts: 0 to {width} (the width of lists) is needed, got {int(counts.min())} to {int(counts.max())}"
         )
-    listed = torch.arange(width) < counts[..., None]
+    listed = torch.arange(width, device="cpu") < counts[..., None]
     if bool((lists[listed] < 0).any()):
         raise ValueError(f"lists: key blocks cannot be negative before the count, got {int(lists[listed].min())}")
     # unread entries become distinct negative numbers, so that only a block listed twice makes equal neighbours
-    ordered = torch.where(listed, lists.to(torch.int64), -1 - torch.arange(width)).sort(dim=-1).values
+    ordered = torch.where(listed, lists.to(torch.int64), -1 - torch.arange(width, device="cpu")).sort(dim=-1).values
     twice = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
     if twice.numel():
         raise ValueError(f"lists: a key block is kept once or not at all, got {int(twice[0])} twice in one list")
@@ -119,6 +120,7 @@ def _check_sizes(sizes: torch.Tensor, block_k: int) -> None:
         raise ValueError(f"sizes: 0 to block_k={block_k} rows are needed, got {int(sizes.min())} to {int(sizes.max())}")
 
 
+@lasting
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
     """int32 and ours: a copy of host data, a view of device data."""
-    return tensor.to(torch.int32, copy=True) if on_host(tensor) else tensor.to(torch.int32)
+    return tensor.to(torch.int32, copy=True) if on_host(tensor) else normal(tensor.to(torch.int32))

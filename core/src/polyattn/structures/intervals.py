@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from polyattn.structures.host_data import integer_row, on_host
+from polyattn.structures.lasting import lasting
 
 Intervals = tuple[tuple[int, int], ...]
 
@@ -34,6 +35,7 @@ def check_ends(name: str, rows: tuple[Intervals, ...], limits: tuple[int, ...]) 
             raise ValueError(f"{name}[{row}]: [{start}, {end}) ends past the row's {limit} keys")
 
 
+@lasting
 def table_of(rows: tuple[Intervals, ...] | None) -> torch.Tensor | None:
     """Intervals as a CPU tensor [n,3] of (row, start, end): the form in which a compiled graph carries them."""
     if rows is None:

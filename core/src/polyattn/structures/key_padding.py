@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.base import Meta, Structure
+from polyattn.structures.base import Meta, Structure, deriving
 from polyattn.structures.host_data import boundaries, host_tensor, integer, integer_tensor, lengths_of, on_host
 from polyattn.structures.intervals import Intervals, intervals_of
+from polyattn.structures.lasting import lasting, normal
 from polyattn.structures.transfer import refuse_in_capture, send
 
 Queries = Literal["same", "all"]
@@ -61,6 +62,7 @@ class KeyPadding(Structure):
         return structure
 
     @classmethod
+    @lasting
     def from_lengths(
         cls, lengths: Any, max_len: int, *, queries: Queries | None = None, check: bool = False
     ) -> KeyPadding:
@@ -73,10 +75,11 @@ class KeyPadding(Structure):
         if max(values, default=0) > width:
             row = next(row for row, length in enumerate(values) if length > width)
             raise ValueError(f"lengths: row {row} has {values[row]} keys, more than max_len {width}")
-        keep = torch.arange(width) < torch.tensor(values, dtype=torch.int64)[:, None]
+        keep = torch.arange(width, device="cpu") < torch.tensor(values, dtype=torch.int64, device="cpu")[:, None]
         return cls._build(keep, HostKeep(keep, values, True, tuple(map(_prefix, values))), queries)
 
     @classmethod
+    @lasting
     def from_mask(cls, mask: Any, *, queries: Queries | None = None, check: bool = False) -> KeyPadding:
         """From a bool or integer mask [B,Sk], nonzero = kept.
 
@@ -97,11 +100,12 @@ class KeyPadding(Structure):
         return cls._build(host.keep, host, queries)
 
     @classmethod
+    @lasting
     def from_ranges(cls, ranges: Any, max_len: int, *, queries: Queries | None = None) -> KeyPadding:
         """Row b keeps the half-open `ranges[b]`, sorted and disjoint, within `max_len`; host data."""
         width = integer("max_len", max_len)
         rows = tuple(map(_merged, intervals_of("ranges", ranges)))
-        keep = torch.zeros(len(rows), width, dtype=torch.bool)
+        keep = torch.zeros(len(rows), width, dtype=torch.bool, device="cpu")
         for row, pairs in enumerate(rows):
             if pairs and pairs[-1][1] > width:
                 raise ValueError(f"ranges[{row}]: {pairs[-1]} ends past max_len {width}")
@@ -177,6 +181,7 @@ class HostKeep:
         return _ranges_of(self.keep) if self.stated is None else self.stated
 
     @cached_property
+    @lasting
     def indices(self) -> torch.Tensor:
         """Flat positions b*Sk+j of the kept keys [nnz] int64."""
         if self.stated is None:
@@ -186,8 +191,10 @@ class HostKeep:
         starts = [row * width + start for row, pairs in enumerate(self.stated) for start, _ in pairs]
         sizes = [end - start for pairs in self.stated for start, end in pairs]
         before = list(accumulate(sizes, initial=0))[:-1]
-        shifts = torch.tensor(list(map(sub, starts, before)), dtype=torch.int64)
-        return torch.arange(total) + shifts.repeat_interleave(torch.tensor(sizes), output_size=total)
+        shifts, counts = (
+            torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in (list(map(sub, starts, before)), sizes)
+        )
+        return torch.arange(total, device="cpu") + shifts.repeat_interleave(counts, output_size=total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,17 +226,20 @@ class KeyPaddingMeta(Meta):
         return None if self.host is None else self.host.ranges
 
     @cached_property
+    @lasting
     def seqused(self) -> torch.Tensor:
         """Kept keys of each row [B] int32, on the device."""
         refuse_in_capture(self.keep.device)
         return self.keep.sum(dim=1, dtype=torch.int32)
 
     @cached_property
+    @lasting
     def indices(self) -> torch.Tensor:
         """Flat positions b*Sk+j of the kept keys [nnz] int64, on the device."""
-        return send(self._known().indices, self.keep.device)
+        return normal(send(self._known().indices, self.keep.device))
 
     @cached_property
+    @lasting
     def cu_seqlens(self) -> torch.Tensor:
         """int32 boundaries [B+1] of the rows once packed, on the device."""
         return send(boundaries(self._known().lengths), self.keep.device)
@@ -257,7 +267,7 @@ def _merged(pairs: Intervals) -> Intervals:
 
 def _read(keep: torch.Tensor) -> HostKeep:
     counts = keep.sum(dim=1)
-    prefix = torch.equal(keep, torch.arange(keep.shape[1]) < counts[:, None])
+    prefix = torch.equal(keep, torch.arange(keep.shape[1], device="cpu") < counts[:, None])
     lengths = tuple(counts.tolist())
     return HostKeep(keep, lengths, prefix, tuple(map(_prefix, lengths)) if prefix else None)
 

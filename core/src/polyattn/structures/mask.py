@@ -10,6 +10,7 @@ import torch
 from polyattn.door.request import StructureFacts
 from polyattn.structures.base import Meta, Structure
 from polyattn.structures.host_data import dtype_name, host_tensor, on_host
+from polyattn.structures.lasting import lasting, normal
 from polyattn.structures.transfer import send
 
 _ADDITIVE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -35,6 +36,7 @@ class Mask(Structure):
     tensor: torch.Tensor
     given_rank: int
 
+    @lasting
     def __init__(self, tensor: Any, *, check: bool = False) -> None:
         given = host_tensor("mask", tensor)
         rank = given.dim()
@@ -49,7 +51,7 @@ class Mask(Structure):
             given = given != 0
         elif known and not given.requires_grad:
             given = _copy(given)
-        self._settle(_as_rank_4(given), rank)
+        self._settle(_as_rank_4(normal(given)), rank)
 
     def _settle(self, tensor: torch.Tensor, given_rank: int) -> None:
         facts = StructureFacts(
@@ -104,6 +106,8 @@ class Mask(Structure):
         return super().bind(device, q_shape, k_shape, capturing)
 
     def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> MaskMeta:
+        if device.type != "meta" and self.tensor.device not in (device, torch.device("cpu")):
+            raise ValueError(f"mask: it is on {self.tensor.device}, but q is on {device}")
         visible = visible_keys_of(self.tensor)  # where the mask is: on the host it can tell that nothing is hidden
         return _meta_of(send(self.tensor, device), None if visible is None else send(visible, device))
 

@@ -20,6 +20,7 @@ from polyattn.structures.host_data import (
     on_host,
 )
 from polyattn.structures.intervals import Intervals, check_ends, intervals_of, rows_of, table_of
+from polyattn.structures.lasting import lasting, normal
 from polyattn.structures.packed_meta import PackedMeta
 from polyattn.structures.transfer import send
 
@@ -210,6 +211,7 @@ class Packed(Structure):
             return cls._on_host((int(real),), None, totals=(total, total))
         return cls._on_host((int(real),), (int(rows["k_real"][0]),), totals=(total, rows["k_real"][1]))
 
+    @lasting
     def update_(self, q: Any, k: Any = None) -> None:
         """New lengths in place, on every device this structure was sent to; needs `capacity=`.
 
@@ -227,14 +229,14 @@ class Packed(Structure):
             raise ValueError(f"k: {len(lengths_q)} documents of queries but {len(lengths_k)} of keys")
         lengths_q, lengths_k = fitted(lengths_q, lengths_k, self.capacity)
         with deriving:
-            object.__setattr__(self, "lengths_q", lengths_q)
-            object.__setattr__(self, "lengths_k", lengths_k)
-            self._bound.clear()  # the next call checks the new totals against its tensors
             cu_q, cu_k = boundaries(lengths_q), boundaries(lengths_k)
             for holder in (self, *self._prepared.values()):
                 holder.cu_q.copy_(cu_q)
                 if holder.cu_k is not holder.cu_q:
                     holder.cu_k.copy_(cu_k)
+            object.__setattr__(self, "lengths_q", lengths_q)
+            object.__setattr__(self, "lengths_k", lengths_k)
+            self._bound.clear()  # the next call checks the new totals against its tensors
             for meta in self._prepared.values():
                 meta.lengths_q, meta.lengths_k = lengths_q, lengths_k
             self._settle_versions()
@@ -284,6 +286,7 @@ class Packed(Structure):
     def __copy__(self) -> Packed:
         return self.__deepcopy__({})
 
+    @lasting
     def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
         if self.capacity is None:
             return self
@@ -298,8 +301,9 @@ class Packed(Structure):
         return f"Packed({inside})"
 
 
+@lasting
 def _device_boundaries(name: str, data: torch.Tensor) -> torch.Tensor:
     given = integer_tensor(name, data, 1, "[documents + 1]")
     if given.shape[0] == 0:
         raise ValueError(f"{name}: at least the leading 0 is needed, got an empty tensor")
-    return given.to(torch.int32)
+    return normal(given.to(torch.int32))

@@ -19,6 +19,7 @@ from polyattn.structures.host_data import (
     on_host,
 )
 from polyattn.structures.intervals import Intervals, check_ends, intervals_of, rows_of, table_of
+from polyattn.structures.lasting import lasting, normal
 from polyattn.structures.transfer import refuse_in_capture, send
 
 Lengths = tuple[int, ...]
@@ -157,6 +158,7 @@ class PagedMeta(Meta):
             _ = self.cu_q
 
     @cached_property
+    @lasting
     def cu_q(self) -> torch.Tensor:
         """int32 boundaries of the packed queries [B+1]; needs q_lengths, which must not change afterwards."""
         if self.host_q is not None:
@@ -182,15 +184,17 @@ def _check_pages(table: Table, lengths: Lengths, *, pages: int, page_size: int) 
             raise ValueError(f"block_table: row {row} slot {slot} is {page}, but {length} keys need a page there")
 
 
+@lasting
 def _table(data: Any, check: bool) -> tuple[torch.Tensor, Table | None]:
     shape = "[batch, max_pages]"
     if not (on_host(data) or check):
-        return integer_tensor("block_table", data, 2, shape).to(torch.int32), None
+        return normal(integer_tensor("block_table", data, 2, shape).to(torch.int32)), None
     table = integer_table("block_table", data, shape)
     if isinstance(data, torch.Tensor):  # a table of a server's size, which lists would take milliseconds to rebuild
         return data.cpu().to(torch.int64).clamp(-1, INT32_LIMIT).to(torch.int32), table
     width = len(table[0]) if table else 0
-    return torch.tensor([_int32(entries) for entries in table], dtype=torch.int32).reshape(len(table), width), table
+    entries = torch.tensor([_int32(row) for row in table], dtype=torch.int32, device="cpu")
+    return entries.reshape(len(table), width), table
 
 
 def _int32(entries: tuple[int, ...]) -> tuple[int, ...]:
@@ -200,8 +204,9 @@ def _int32(entries: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(max(entry, -1), INT32_LIMIT) for entry in entries)
 
 
+@lasting
 def _lengths(name: str, data: Any, check: bool) -> tuple[torch.Tensor, Lengths | None]:
     if not (on_host(data) or check):
-        return integer_tensor(name, data, 1, "[batch]").to(torch.int32), None
+        return normal(integer_tensor(name, data, 1, "[batch]").to(torch.int32)), None
     lengths = lengths_of(name, data, "[batch]")
-    return torch.tensor(lengths, dtype=torch.int32), lengths
+    return torch.tensor(lengths, dtype=torch.int32, device="cpu"), lengths

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from polyattn.structures.host_data import integer, integer_row, integer_tensor, on_host
+from polyattn.structures.lasting import lasting, normal
 
 
 class PagedKVCache:
@@ -22,6 +23,7 @@ class PagedKVCache:
     k: torch.Tensor
     v: torch.Tensor
 
+    @lasting
     def __init__(
         self,
         num_pages: int,
@@ -37,6 +39,8 @@ class PagedKVCache:
         pages, rows, heads, k_dim, v_dim = (integer(name, size, least=1) for name, size in sizes.items())
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype: a torch.dtype is needed, got {dtype!r}")
+        if not dtype.is_floating_point:
+            raise TypeError(f"dtype: a floating dtype is needed, got {dtype}")
         # one row more than the pages hold: where skipped tokens go, so that no slot is ever read back to leave them out
         k_rows, v_rows = (
             torch.zeros(pages * rows + 1, heads, dim, dtype=dtype, device=device) for dim in (k_dim, v_dim)
@@ -46,8 +50,10 @@ class PagedKVCache:
     def __getstate__(self) -> tuple[torch.Tensor, torch.Tensor, int]:
         return self._k_rows, self._v_rows, self.page_size
 
+    @lasting
     def __setstate__(self, state: tuple[torch.Tensor, torch.Tensor, int]) -> None:
-        self._k_rows, self._v_rows, page_size = state
+        k_rows, v_rows, page_size = state
+        self._k_rows, self._v_rows = normal(k_rows), normal(v_rows)
         self.k, self.v = (
             rows.narrow(0, 0, rows.shape[0] - 1).unflatten(0, (-1, page_size)) for rows in (self._k_rows, self._v_rows)
         )
@@ -100,10 +106,16 @@ class PagedKVCache:
 
 
 def _checked_slots(slots: Any, rows: int, page_size: int) -> torch.Tensor:
-    given = slots if isinstance(slots, torch.Tensor) else torch.tensor(integer_row("slots", slots, "[T]")).long()
-    integer_tensor("slots", given, 1, "[T]")
-    if on_host(given) and given.numel() and int(given.max()) >= rows:
-        raise ValueError(
-            f"slots: {int(given.max())} is past the pool's {rows} rows ({rows // page_size} pages of {page_size})"
-        )
-    return given
+    if not isinstance(slots, torch.Tensor):
+        listed = integer_row("slots", slots, "[T]")
+        _check_highest(max(listed, default=-1), rows, page_size)
+        return torch.tensor([max(slot, -1) for slot in listed], dtype=torch.int64, device="cpu")
+    integer_tensor("slots", slots, 1, "[T]")
+    if on_host(slots) and slots.numel():
+        _check_highest(int(slots.max()), rows, page_size)
+    return slots
+
+
+def _check_highest(slot: int, rows: int, page_size: int) -> None:
+    if slot >= rows:
+        raise ValueError(f"slots: {slot} is past the pool's {rows} rows ({rows // page_size} pages of {page_size})")

@@ -12,6 +12,7 @@ from polyattn.door.request import StructureFacts
 from polyattn.structures.base import Meta, Structure, keep
 from polyattn.structures.host_data import integer_row, on_host
 from polyattn.structures.intervals import Intervals, check_ends, intervals_of, rows_of, table_of
+from polyattn.structures.lasting import lasting
 from polyattn.structures.transfer import send
 
 #: Shapes of one padded or sharded batch; the oldest are dropped.
@@ -53,6 +54,7 @@ class Spans(Structure):
     table: torch.Tensor
     places: torch.Tensor | None
 
+    @lasting
     def __init__(self, full: Any, query_ranges: Any = None) -> None:
         rows = intervals_of("full", full)
         ranges = None if query_ranges is None else _query_ranges(query_ranges)
@@ -121,20 +123,23 @@ class SpansMeta(Meta):
             by_spans.setdefault(spans, []).append(row)
         return tuple(tuple(rows) for rows in by_spans.values())
 
+    @lasting
     def visible_end(self, queries: int, keys: int) -> torch.Tensor:
         """[B,Sq] int32 on the device: query i of row b sees keys [0, visible_end[b,i])."""
         ends = self._ends.get((queries, keys))
         if ends is None:
             rows = [_visible_end(self.segments(row, queries, keys), queries) for row in range(len(self.full))]
-            ends = send(torch.stack(rows) if rows else torch.empty(0, queries, dtype=torch.int32), self.device)
+            table = torch.stack(rows) if rows else torch.empty(0, queries, dtype=torch.int32, device="cpu")
+            ends = send(table, self.device)
             keep(self._ends, _SHAPES_LIMIT, (queries, keys), ends)
         return ends
 
 
 def _visible_end(segments: tuple[Segment, ...], queries: int) -> torch.Tensor:
-    ends = torch.zeros(queries, dtype=torch.int32)
+    ends = torch.zeros(queries, dtype=torch.int32, device="cpu")
     for start, end, kv_end, causal in segments:
-        ends[start:end] = torch.arange(kv_end - (end - start) + 1, kv_end + 1).clamp_(min=0) if causal else kv_end
+        diagonal = kv_end - (end - start)
+        ends[start:end] = torch.arange(diagonal + 1, kv_end + 1, device="cpu").clamp_(min=0) if causal else kv_end
     return ends
 
 
