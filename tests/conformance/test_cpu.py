@@ -1,25 +1,12 @@
 """The CPU's backends against the kit: every case of every structure, in every dtype."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from polyattn.structures import BlockMap
 from polyattn.testing.cases import ALL_CASES
 from polyattn.testing.claims import unaccepted_claims
 from polyattn.testing.conformance import run_conformance
 from polyattn.testing.targets import targets
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small tensors: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 STRUCTURES = list(dict.fromkeys(case.structure for case in ALL_CASES))
 

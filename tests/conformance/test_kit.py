@@ -8,6 +8,7 @@ import torch
 from polyattn.structures import Mask, Packed
 from polyattn.testing import run_conformance
 from polyattn.testing.cases import ALL_CASES, Call, Maker
+from polyattn.testing.check import check
 from polyattn.testing.claims import refusal_problems
 from polyattn.testing.compare import CEILINGS, lse_problems, output_problems, tolerance, tolerance_problems
 from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
@@ -76,6 +77,16 @@ def test_strides_are_as_named(strides) -> None:
     assert not tensor.is_contiguous() or tensor.storage_offset() == 1
 
 
+def test_a_case_runs_in_one_thread_and_leaves_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    (target,) = targets(None, "cpu:sdpa")
+    case = next(case for case in ALL_CASES if case.name == "dense/plain")
+    told: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert check(case, target, torch.float32).problems == ()
+    assert told == [1, 7]
+
+
 def test_uninitialised_memory_is_poisoned_within_and_only_within() -> None:
     kept = torch.zeros(3)
     with PoisonedEmpty():
@@ -106,12 +117,12 @@ def test_a_change_beside_a_view_and_a_change_of_the_structure_show() -> None:
 
 
 def test_a_nan_written_over_in_a_structure_shows() -> None:
-    bias = torch.zeros(2)
-    call = Call(torch.zeros(1, 1, 1, 8), torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8), Mask.keys(bias))
-    bias[1] = torch.nan
+    mask = Mask.keys(torch.zeros(2))
+    call = Call(torch.zeros(1, 1, 1, 8), torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8), mask)
+    mask.tensor[..., 1] = torch.nan
     before = contents(call)
     assert change_problems(before, call) == []
-    bias[1] = 3.0
+    mask.tensor[..., 1] = 3.0
     assert change_problems(before, call) == ["structure.tensor was modified"]
 
 

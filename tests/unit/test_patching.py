@@ -92,3 +92,47 @@ def test_a_stock_module_runs_through_it_and_other_threads_do_not() -> None:
     assert seen == [0]
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
     torch.testing.assert_close(ours, stock(x, x, x, need_weights=False)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 4, 5, 8), (1, 4, 7, 8), (1, 4, 7, 8)),
+        ((1, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8)),
+        ((2, 4, 5, 8), (2, 1, 7, 8), (1, 4, 7, 8)),
+        ((2, 4, 5, 8), (4, 7, 8), (4, 7, 8)),
+    ],
+)
+def test_batch_and_heads_broadcast(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    tensors = [torch.randn(shape) for shape in (q, k, v)]
+    for mask in (None, torch.rand(2, 1, 5, 7) > 0.2):
+        if mask is None or q[0] == 2:
+            torch.testing.assert_close(*both(*tensors, attn_mask=mask), atol=1e-5, rtol=0)
+    grouped = [torch.randn(2, 4, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)]
+    torch.testing.assert_close(*both(*grouped, enable_gqa=True), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        ((5, 8), (7, 8)),
+        ((2, 4, 0, 8), (2, 4, 7, 8)),
+        ((2, 4, 5, 8), (2, 4, 0, 8)),
+        ((0, 4, 5, 8), (0, 4, 7, 8)),
+        ((2, 4, 5, 0), (2, 4, 7, 0)),
+    ],
+)
+def test_what_has_no_heads_or_no_elements_is_torchs(q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    query, key = torch.randn(q), torch.randn(k)
+    with pa.patch_sdpa(), pa.record_routes() as log:
+        ours = F.scaled_dot_product_attention(query, key, key, is_causal=True)
+    assert not log.entries
+    torchs = F.scaled_dot_product_attention(query, key, key, is_causal=True)
+    torch.testing.assert_close(ours, torchs, equal_nan=True)
+
+
+def test_nested_tensors_are_torchs() -> None:
+    rows = torch.nested.nested_tensor([torch.randn(3, 4, 8), torch.randn(2, 4, 8)], layout=torch.jagged).transpose(1, 2)
+    with pa.patch_sdpa():
+        ours = F.scaled_dot_product_attention(rows, rows, rows)
+    torch.testing.assert_close(ours.values(), F.scaled_dot_product_attention(rows, rows, rows).values())

@@ -41,8 +41,9 @@ class _ByValue(TorchFunctionMode):
 class patch_sdpa:
     """In this scope and thread, `F.scaled_dot_product_attention` runs through `pa.attention`, in stock modules too.
 
-    torch's own meanings hold: q is [B,H,S,D] (or [H,S,D]), a 2-D mask is [Sq,Sk], a 3-D one broadcasts over heads,
-    `is_causal` is top-left. Dropout is refused. Other threads call torch's own function; the last scope restores it.
+    torch's own meanings hold: q is [B,H,S,D] (or [H,S,D]), batch and heads broadcast, a 2-D mask is [Sq,Sk], a 3-D one
+    broadcasts over heads, `is_causal` is top-left. Dropout is refused. What has no heads, no elements or nested rows is
+    torch's own to answer, and so are the calls of other threads. The last scope restores torch's function.
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 2, 4, 8)
@@ -103,15 +104,16 @@ def _as_sdpa(
         raise UnsupportedRequest(
             f"dropout_p: dropout is not supported by polyattn, got {dropout_p}; call outside patch_sdpa"
         )
+    if not _is_ours(query, key, value, attn_mask):
+        return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask, is_causal: SDPA takes one of them")
-    if not enable_gqa and query.shape[-3] != key.shape[-3]:
-        raise ValueError(f"enable_gqa: {query.shape[-3]} query heads and {key.shape[-3]} KV heads need enable_gqa=True")
+    query, key, value = _broadcast(query, key, value, enable_gqa)
     lead = query.shape[:-3]
     q, k, v = (t.reshape(-1, *t.shape[-3:]).transpose(1, 2) for t in (query, key, value))
     structure, causal = None, False
     if attn_mask is not None:
-        structure = Mask(_rank_four(attn_mask, lead, q.shape[2], q.shape[1], k.shape[1]))
+        structure = Mask(_rank_four(attn_mask, lead, k.shape[1]))
     elif is_causal and q.shape[1] == k.shape[1]:
         causal = True
     elif is_causal:  # torch aligns the triangle top-left, polyattn bottom-right
@@ -121,7 +123,30 @@ def _as_sdpa(
     return result
 
 
-def _rank_four(mask: torch.Tensor, lead: tuple[int, ...], heads: int, queries: int, keys: int) -> torch.Tensor:
+def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether the call has heads, rows and keys; what else torch accepts is torch's own to answer."""
+    if any(t.is_nested or t.dim() < 3 or t.numel() == 0 for t in (query, key, value)):
+        return False
+    return mask is None or mask.dim() > 0
+
+
+def _broadcast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The three with the same axes before the heads, and with the same heads where they are not grouped."""
+    kept = 3 if enable_gqa else 2
+    given = [t.shape for t in (query, key, value)]
+    try:
+        lead = torch.broadcast_shapes(*(shape[:-kept] for shape in given))
+    except RuntimeError:
+        hint = "" if enable_gqa else "; fewer KV heads need enable_gqa=True"
+        shapes = ", ".join(str(list(shape)) for shape in given)
+        raise ValueError(f"query, key, value: batch and heads do not broadcast, got {shapes}{hint}") from None
+    q, k, v = (t.expand(*lead, *t.shape[-kept:]) for t in (query, key, value))
+    return q, k, v
+
+
+def _rank_four(mask: torch.Tensor, lead: tuple[int, ...], keys: int) -> torch.Tensor:
     mask = mask.expand(*mask.shape[:-1], keys) if mask.shape[-1] == 1 else mask
     while mask.dim() < 3 + len(lead):
         mask = mask[None]

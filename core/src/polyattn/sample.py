@@ -36,7 +36,7 @@ def _key_padding(request: Request, device: torch.device) -> Structure:
     if facts.host and facts.prefix:  # rows of two lengths, or it would be a common prefix
         kept = [width - row % 2 for row in range(batch)]
         return KeyPadding.from_lengths(kept, width, queries=queries)  # type: ignore[arg-type]
-    keep = torch.ones(batch, width, dtype=torch.bool)
+    keep = torch.ones(batch, width, dtype=torch.bool, device="cpu")
     keep[0, 0] = False  # not a prefix
     return KeyPadding.from_mask(keep if facts.host else keep.to(device), queries=queries)  # type: ignore[arg-type]
 

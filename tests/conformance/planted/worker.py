@@ -11,7 +11,6 @@ import torch
 import polyattn as pa
 from polyattn.testing import run_conformance
 
-torch.set_num_threads(1)
 reports = {}
 for argument in sys.argv[1:]:
     backend, _, structures = argument.partition("=")

@@ -1,5 +1,7 @@
 """KeyPadding: which keys are kept, and what the host knows of it."""
 
+import pickle
+
 import numpy
 import pytest
 import torch
@@ -120,3 +122,16 @@ def test_a_device_mask_is_never_read_back():
     assert meta.seqused.device == META
     with pytest.raises(ValueError, match="on the host"):
         _ = meta.indices
+
+
+def test_a_cross_layer_compiles_with_a_padding_of_no_stated_rule() -> None:
+    layer = pa.Attention(2, 8, role="cross")
+    q, k = torch.randn(2, 3, 2, 8), torch.randn(2, 4, 2, 8)
+    padding = pa.KeyPadding.from_mask([[1, 0, 1, 1], [1, 1, 0, 0]])
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q, k, k, padding), layer(q, k, k, padding))
+    assert padding.with_queries("all").builds == 1  # the graph used the same twin, and what it had derived
+    rebuilt = pickle.loads(pickle.dumps(padding))
+    torch.testing.assert_close(compiled(q, k, k, rebuilt), layer(q, k, k, padding))
+    same = torch.compile(lambda q: pa.attention(q, q, q, structure=padding.with_queries("same")), backend="eager")
+    torch.testing.assert_close(same(k), pa.attention(k, k, k, structure=padding))

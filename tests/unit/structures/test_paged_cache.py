@@ -151,3 +151,18 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(k, v, slots
 def test_sizes_of_a_pool_are_checked(arguments, error, name):
     with pytest.raises(error, match=f"^{name}: "):
         pa.PagedKVCache(*arguments)
+
+
+def test_slots_that_no_int64_holds() -> None:
+    cache = pa.PagedKVCache(2, 2, 1, 8, torch.float32, "cpu")
+    row = torch.ones(1, 1, 8)
+    with pytest.raises(ValueError, match=rf"slots: {2**63} is past the pool's 4 rows"):
+        cache.write(row, row, [2**63])
+    cache.write(row, row, [-(2**63) - 1])
+    assert not cache.k.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64])
+def test_a_pool_holds_floats(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"dtype: a floating dtype is needed, got {dtype}"):
+        pa.PagedKVCache(2, 2, 1, 8, dtype, "cpu")

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 
 from polyattn.structures.key_padding import KeyPaddingMeta
+from polyattn.structures.lasting import lasting
 from polyattn.structures.packed_meta import PackedMeta
 from polyattn.structures.paged import PagedMeta
 from polyattn.structures.spans import SpansMeta, segments_of
@@ -45,16 +46,19 @@ class Visibility:
         return seen.unsqueeze(1)
 
     @cached_property
+    @lasting
     def pairs(self) -> torch.Tensor:
         """Bool [B|1,1,Sq|1,Sk]: what every row would see if it were asked."""
         return self.rows(0, self.first.shape[1])
 
     @cached_property
+    @lasting
     def mask(self) -> torch.Tensor:
         """Bool [B|1,1,Sq|1,Sk]: what every row sees."""
         return self.pairs if self.asked is None else self.pairs & self.asked.unsqueeze(1).unsqueeze(-1)
 
     @cached_property
+    @lasting
     def seen_keys(self) -> torch.Tensor:
         """Bool [B|1,Sk]: keys that some query row sees (a kept key of its own row, where rows are not asked)."""
         # +1 where an interval opens and -1 where it closes: a key is covered where the running sum is positive
@@ -65,6 +69,7 @@ class Visibility:
         return seen if self.keep is None else seen & self.keep
 
     @cached_property
+    @lasting
     def blind_rows(self) -> torch.Tensor:
         """Bool [B|1,Sq|1]: query rows that are not asked or whose interval is empty."""
         blind = self.last == self.first
@@ -174,12 +179,13 @@ def _span_ends(meta: PackedMeta, queries: int) -> torch.Tensor:
     assert meta.spans is not None
     assert meta.lengths_q is not None
     assert meta.lengths_k is not None
-    ends = torch.zeros(queries, dtype=torch.int64)
+    ends = torch.zeros(queries, dtype=torch.int64, device="cpu")
     start = 0
     for pairs, rows, keys in zip(meta.spans, meta.lengths_q, meta.lengths_k, strict=True):
         for part in segments_of(pairs, None, rows, keys):
             count = part.end - part.start
-            seen = torch.arange(part.kv_end - count + 1, part.kv_end + 1) if part.causal else part.kv_end
+            first, last = part.kv_end - count + 1, part.kv_end + 1
+            seen = torch.arange(first, last, device="cpu") if part.causal else part.kv_end
             ends[start + part.start : start + part.end] = seen
         start += rows
     return ends.clamp_(min=0).to(meta.cu_q.device)

@@ -97,13 +97,13 @@ def _rows_read(meta: PagedMeta, page_size: int) -> torch.Tensor:
     """Slots of the pool [sum of kv_lengths] int64 on the device: the rows that are read, row after row."""
     assert meta.host_table is not None
     assert meta.host_kv is not None
-    offsets = torch.arange(page_size)
+    offsets = torch.arange(page_size, device="cpu")
     rows = [
-        (torch.tensor(table[: -(-length // page_size)])[:, None] * page_size + offsets).flatten()[:length]
+        (torch.tensor(table[: -(-length // page_size)], device="cpu")[:, None] * page_size + offsets).flatten()[:length]
         for table, length in zip(meta.host_table, meta.host_kv, strict=True)
         if length > 0
     ]
-    index = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+    index = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64, device="cpu")
     return index.to(meta.block_table.device)
 
 

@@ -101,9 +101,10 @@ def _batches(meta: SpansMeta) -> _Plan:
     order = [row for group in groups for row in group]
     scattered = [group != tuple(range(group[0], group[-1] + 1)) for group in groups]
     indices = [
-        torch.tensor(group).to(meta.device) if far else None for group, far in zip(groups, scattered, strict=True)
+        torch.tensor(group, device="cpu").to(meta.device) if far else None
+        for group, far in zip(groups, scattered, strict=True)
     ]
-    restored = torch.tensor(order).argsort().to(meta.device) if any(scattered) else None
+    restored = torch.tensor(order, device="cpu").argsort().to(meta.device) if any(scattered) else None
     return _Plan(tuple(zip(groups, indices, strict=True)), restored)
 
 

@@ -13,6 +13,7 @@ import torch
 from polyattn.door.request import StructureFacts
 from polyattn.structures.anchors import handle_of, versions
 from polyattn.structures.host_data import on_host
+from polyattn.structures.lasting import lasting, normal
 from polyattn.structures.transfer import is_capturing
 
 #: Devices a structure serves, and (device, q shape, k shape) of the calls that share it; the oldest are dropped.
@@ -80,7 +81,8 @@ class Structure:
         return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._freeze(**state)
+        tensors = {id(value): normal(value) for value in state.values() if isinstance(value, torch.Tensor)}
+        self._freeze(**{name: tensors.get(id(value), value) for name, value in state.items()})
 
     def __copy__(self) -> Structure:
         return self
@@ -149,6 +151,7 @@ class Structure:
                 keep(self._bound, _BOUND_LIMIT, key, meta)
         return meta
 
+    @lasting
     def to(self, device: torch.device | str) -> Structure:
         """Send everything this structure derives to `device` ahead of its first use there; returns itself."""
         target = torch.device(device)
@@ -160,6 +163,7 @@ class Structure:
                 meta.complete()
         return self
 
+    @lasting
     def _prepare_once(self, device: torch.device, k_shape: tuple[int, ...], capturing: bool) -> Any:
         key = self.preparation_key(device, k_shape)
         if key in self._prepared:
@@ -178,7 +182,7 @@ class Structure:
 
 def _is_real() -> bool:
     """False under a fake tensor mode, whose tensors must not be found by a later real call."""
-    return on_host(torch.empty(0))
+    return on_host(torch.empty(0, device="cpu"))
 
 
 def keep(cache: dict[Any, Any], limit: int, key: Any, value: Any) -> None:

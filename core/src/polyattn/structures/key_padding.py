@@ -38,6 +38,7 @@ class KeyPadding(Structure):
     keep: torch.Tensor
     host: HostKeep | None
     queries: Queries | None
+    _twins: dict[str, KeyPadding]
 
     def __init__(self, *given: Any, **named: Any) -> None:
         raise TypeError("KeyPadding is built by KeyPadding.from_lengths, .from_mask or .from_ranges")
@@ -60,6 +61,12 @@ class KeyPadding(Structure):
         structure = cls.__new__(cls)
         structure._freeze(keep=keep, host=host, queries=queries, facts=facts)
         return structure
+
+    def _freeze(self, **fields: Any) -> None:
+        super()._freeze(**fields)
+        # a layer of role "cross" asks for this one, and a graph that it is compiled into can only find it here
+        asked = self.queries is None and not torch.compiler.is_compiling()
+        object.__setattr__(self, "_twins", {"all": self._twin("all")} if asked else {})
 
     @classmethod
     @lasting
@@ -122,12 +129,18 @@ class KeyPadding(Structure):
 
     def with_queries(self, queries: Queries) -> KeyPadding:
         """The same kept keys with the query rule stated; the same object each time."""
-        return self if self.queries == queries else self._twins[queries]
+        if self.queries == queries:
+            return self
+        twin = self._twins.get(queries)
+        if twin is not None or torch.compiler.is_compiling():
+            return self._twin(queries) if twin is None else twin
+        with deriving:
+            if queries not in self._twins:
+                self._twins[queries] = self._twin(queries)
+            return self._twins[queries]
 
-    @cached_property
-    def _twins(self) -> dict[str, KeyPadding]:
-        rules: tuple[Queries, ...] = ("same", "all")
-        return {rule: self._build(self.keep.view_as(self.keep), self.host, rule, self.facts.prefix) for rule in rules}
+    def _twin(self, queries: Queries) -> KeyPadding:
+        return self._build(self.keep, self.host, queries, self.facts.prefix)
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
         batch, keys = self.keep.shape
@@ -191,10 +204,9 @@ class HostKeep:
         starts = [row * width + start for row, pairs in enumerate(self.stated) for start, _ in pairs]
         sizes = [end - start for pairs in self.stated for start, end in pairs]
         before = list(accumulate(sizes, initial=0))[:-1]
-        shifts, counts = (
-            torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in (list(map(sub, starts, before)), sizes)
-        )
-        return torch.arange(total, device="cpu") + shifts.repeat_interleave(counts, output_size=total)
+        shifts = torch.tensor(list(map(sub, starts, before)), dtype=torch.int64, device="cpu")
+        repeats = torch.tensor(sizes, dtype=torch.int64, device="cpu")
+        return torch.arange(total, device="cpu") + shifts.repeat_interleave(repeats, output_size=total)
 
 
 @dataclass(frozen=True, eq=False)

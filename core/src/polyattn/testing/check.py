@@ -21,6 +21,7 @@ from polyattn.testing.compare import gradient_problems, lse_problems, output_pro
 from polyattn.testing.compiled import attend_compiled
 from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
 from polyattn.testing.targets import Target
+from polyattn.testing.threads import one_thread
 from polyattn.vendor import Accepted
 
 
@@ -46,6 +47,11 @@ class _Answer:
 
 def check(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
     """Run the case and judge it. Whatever a backend raises is a problem in the outcome, never an exception here."""
+    with one_thread():
+        return _outcome(case, target, dtype)
+
+
+def _outcome(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
     asked = ask(case, target, dtype)
     try:
         explanation = explained(asked)
