@@ -154,8 +154,8 @@ def _fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _held(handle: Any) -> Structure | None:
-    """The living structure, where the handle can be read: not while a compiler traces."""
-    return living(handle) if handle is not None and on_host(handle) else None
+    """The living structure, where the handle can be read: not while a compiler traces with tensors of its own kind."""
+    return living(handle) if type(handle) is torch.Tensor and on_host(handle) else None
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
