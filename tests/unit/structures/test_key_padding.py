@@ -133,5 +133,14 @@ def test_a_cross_layer_compiles_with_a_padding_of_no_stated_rule() -> None:
     assert padding.with_queries("all").builds == 1  # the graph used the same twin, and what it had derived
     rebuilt = pickle.loads(pickle.dumps(padding))
     torch.testing.assert_close(compiled(q, k, k, rebuilt), layer(q, k, k, padding))
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9),
+    reason="an older Dynamo cannot trace object.__new__: there, structures are built outside of graphs",
+)
+def test_the_other_rule_may_be_stated_inside_a_graph() -> None:
+    k = torch.randn(2, 4, 2, 8)
+    padding = pa.KeyPadding.from_mask([[1, 0, 1, 1], [1, 1, 0, 0]])
     same = torch.compile(lambda q: pa.attention(q, q, q, structure=padding.with_queries("same")), backend="eager")
     torch.testing.assert_close(same(k), pa.attention(k, k, k, structure=padding))
