@@ -223,3 +223,10 @@ def test_a_host_mask_that_hides_nothing_runs_dense() -> None:
     assert torch.equal(out, pa.attention(Q, KV, KV))
     with pytest.raises(ValueError, match="Sk=6"):
         pa.attention(Q, KV, KV, structure=pa.Mask(torch.ones(2, 5, dtype=torch.bool)))
+
+
+def test_a_profiler_shows_the_route_as_a_range():
+    q = torch.randn(1, 4, 2, 8)
+    with torch.profiler.profile() as profile:
+        pa.attention(q, q, q)
+    assert "cpu:sdpa" in {event.key for event in profile.key_averages()}

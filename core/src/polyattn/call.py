@@ -11,7 +11,7 @@ from polyattn.arguments import check_flag, checked, refuse_gate
 from polyattn.choice import Choice, parse_choice
 from polyattn.distributed.glued import glue
 from polyattn.environment import BACKEND, environment, on_reload
-from polyattn.plan import Plan, make_plan, owner_of
+from polyattn.plan import Plan, make_plan, owner_of, profiled
 from polyattn.quant import Quant, as_quant, skipped
 from polyattn.request import check_types
 from polyattn.scope import choice_here, choices_here, logs_here, step_here
@@ -31,6 +31,7 @@ _capturing: dict[str, Callable[[], bool]] = {}
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_profiling = torch.autograd._profiler_enabled
 _autocast_enabled = torch.is_autocast_enabled
 _autocast_dtype = torch.get_autocast_dtype
 
@@ -161,7 +162,7 @@ def find_plan(
         _remember(key, plan)
     for log in logs_here.get():
         log.add(plan.route)
-    return plan
+    return profiled(plan) if _profiling() else plan
 
 
 def _plan_anew(

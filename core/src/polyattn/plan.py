@@ -39,6 +39,16 @@ class Plan:
     run: Runner
 
 
+def profiled(plan: Plan) -> Plan:
+    """The plan, whose calls are a range of the route's name in the profiler that is running."""
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, structure: Any) -> Any:
+        with torch.autograd.profiler.record_function(plan.route.name):
+            return plan.run(q, k, v, out, structure)
+
+    return Plan(plan.route, run)
+
+
 def make_plan(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -39,7 +39,21 @@ from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts
 from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
 
 if TYPE_CHECKING:
+    from polyattn.backends import varlen as varlen
+    from polyattn.backends.calls import wants_grad as wants_grad
+    from polyattn.backends.derived import derived as derived
+    from polyattn.backends.empty import empty_attention as empty_attention
+    from polyattn.backends.fused import positive_scale as positive_scale
     from polyattn.backends.generic import generic_backends as generic_backends
+    from polyattn.backends.masked import masked as masked
+    from polyattn.backends.row_ops import TORCH_ROWS as TORCH_ROWS
+    from polyattn.backends.row_ops import TRITON_ROWS as TRITON_ROWS
+    from polyattn.backends.row_ops import RowOps as RowOps
+    from polyattn.backends.triton import triton_backend as triton_backend
+    from polyattn.compositions.loop import document_loop as document_loop
+    from polyattn.compositions.segments import spans_into as spans_into
+    from polyattn.compositions.slice import prefix as prefix
+    from polyattn.kernels.pages import write_rows as write_rows
     from polyattn.machine import installed_versions as installed_versions
     from polyattn.operators import define_once as define_once
     from polyattn.structures.key_padding import KeyPaddingMeta as KeyPaddingMeta
@@ -75,6 +89,18 @@ __all__ = [
 
 #: Published for the modules behind an entry point (slots, backends); loaded on first use, since most of it needs torch.
 _LAZY = {
+    "document_loop": "polyattn.compositions.loop",
+    "RowOps": "polyattn.backends.row_ops",
+    "TORCH_ROWS": "polyattn.backends.row_ops",
+    "TRITON_ROWS": "polyattn.backends.row_ops",
+    "derived": "polyattn.backends.derived",
+    "empty_attention": "polyattn.backends.empty",
+    "masked": "polyattn.backends.masked",
+    "positive_scale": "polyattn.backends.fused",
+    "prefix": "polyattn.compositions.slice",
+    "spans_into": "polyattn.compositions.segments",
+    "triton_backend": "polyattn.backends.triton",
+    "wants_grad": "polyattn.backends.calls",
     "KeyPaddingMeta": "polyattn.structures.key_padding",
     "MaskMeta": "polyattn.structures.mask",
     "PackedMeta": "polyattn.structures.packed_meta",
@@ -83,12 +109,17 @@ _LAZY = {
     "define_once": "polyattn.operators",
     "generic_backends": "polyattn.backends.generic",
     "installed_versions": "polyattn.machine",
+    "varlen": "polyattn.backends.varlen",
+    "write_rows": "polyattn.kernels.pages",
 }
+#: Of these, the modules that are published whole.
+_ROOMS = frozenset({"varlen"})
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'polyattn.vendor' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    value: object = module if name in _ROOMS else getattr(module, name)
     globals()[name] = value
     return value

@@ -5,7 +5,7 @@ import torch
 
 from polyattn import structures
 from polyattn.backends import cpu, generic
-from polyattn.compositions.loop import documents
+from polyattn.compositions.loop import document_loop
 from tests.unit.backends.running import (
     DEFAULTS,
     IMPLEMENTATIONS,
@@ -128,7 +128,7 @@ def test_runs_of_equal_documents_are_one_call_on_views(lse):
         return cpu.sdpa_dense(q, k, v, out, **call)
 
     meta = structure.bind(q.device, q.shape, k.shape)
-    out, row_lse = documents(dense, q, k, v, None, meta=meta, **{**DEFAULTS, "need_lse": lse})
+    out, row_lse = document_loop(dense, q, k, v, None, meta=meta, **{**DEFAULTS, "need_lse": lse})
     assert calls == [(6, 4), (2, 2), (1, 3)]
     want, want_lse = expected(q, k, v, structure)
     torch.testing.assert_close(out, want, atol=1e-9, rtol=0)
@@ -146,7 +146,7 @@ def test_equal_documents_alone_are_not_copied():
         return made[-1]
 
     meta = structure.bind(q.device, q.shape, k.shape)
-    out, _ = documents(dense, q, k, v, None, meta=meta, **DEFAULTS)
+    out, _ = document_loop(dense, q, k, v, None, meta=meta, **DEFAULTS)
     assert out.data_ptr() == made[0][0].data_ptr()
 
 

@@ -13,7 +13,7 @@ from polyattn.backends.calls import Result
 from polyattn.backends.declarations import FLOATS, TOLERANCES, host_lengths_only, slots
 from polyattn.backends.generic import BLOCKED
 from polyattn.backends.masked import masked
-from polyattn.compositions.loop import documents
+from polyattn.compositions.loop import document_loop
 from polyattn.compositions.segments import spans
 from polyattn.compositions.slice import prefix
 from polyattn.door.backend import Backend, Features, Slot
@@ -48,7 +48,7 @@ sdpa_dense = partial(banded, fused.cpu)
 sdpa_prefix_kv = partial(prefix, sdpa_dense)
 sdpa_key_padding = partial(lengths.key_padding, sdpa_dense, fused.cpu)
 sdpa_mask = partial(masked, fused.cpu, _flash_bias)
-sdpa_packed = partial(documents, sdpa_dense)
+sdpa_packed = partial(document_loop, sdpa_dense)
 sdpa_spans = partial(spans, sdpa_dense)
 sdpa_paged = partial(lengths.paged, sdpa_dense, fused.cpu)
 

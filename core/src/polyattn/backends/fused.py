@@ -29,7 +29,7 @@ def portable(
     if need_lse or softcap:
         raise ValueError(f"SDPA gives no LSE and takes no softcap, asked need_lse={need_lse}, softcap={softcap}")
     if scale <= 0.0:
-        q, scale = _signed(q, scale)
+        q, scale = positive_scale(q, scale)
     blind = None
     if mask is not None:
         blind, mask = _seeing(mask)
@@ -57,7 +57,7 @@ def cpu(
     if need_lse and wants_grad(q, k, v):  # the kernel's LSE carries no gradient
         return blocked.attend(q, k, v, mask=mask, causal=causal, scale=scale, softcap=0.0, need_lse=True)
     if scale <= 0.0:
-        q, scale = _signed(q, scale)
+        q, scale = positive_scale(q, scale)
     width, value_width = q.shape[-1], v.shape[-1]
     if width < value_width:
         q, k = pad(q, (0, value_width - width)), pad(k, (0, value_width - width))
@@ -76,7 +76,7 @@ def cpu(
     return out if value_width >= width else out.narrow(-1, 0, value_width), lse
 
 
-def _signed(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
+def positive_scale(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
     """The same scores by a positive scale: kernels scale what they have hidden with -inf already."""
     return (-q, -scale) if scale < 0.0 else (q * 0.0, 1.0)
 

@@ -14,7 +14,7 @@ from polyattn.backends import blocked, fused, lengths
 from polyattn.backends.band import banded
 from polyattn.backends.declarations import TOLERANCES, host_lengths_only, no_spans_in_unknown_pages, slots
 from polyattn.backends.masked import masked
-from polyattn.compositions.loop import documents
+from polyattn.compositions.loop import document_loop
 from polyattn.compositions.segments import spans
 from polyattn.compositions.slice import prefix
 from polyattn.door.backend import Backend
@@ -28,7 +28,7 @@ sdpa_dense = partial(banded, fused.portable)
 sdpa_prefix_kv = partial(prefix, sdpa_dense)
 sdpa_key_padding = partial(lengths.key_padding, sdpa_dense, fused.portable)
 sdpa_mask = partial(masked, fused.portable, _own_dtype)
-sdpa_packed = partial(documents, sdpa_dense)
+sdpa_packed = partial(document_loop, sdpa_dense)
 sdpa_spans = partial(spans, sdpa_dense)
 sdpa_paged = partial(lengths.paged, sdpa_dense, fused.portable)
 

@@ -16,7 +16,7 @@ from polyattn.backends.masked import by_visibility
 from polyattn.backends.visibility import Window, of_key_padding, of_packed, of_paged_rows, of_paged_tokens
 from polyattn.compositions import rows
 from polyattn.compositions.gather import pages
-from polyattn.compositions.loop import documents
+from polyattn.compositions.loop import document_loop
 from polyattn.structures.key_padding import KeyPaddingMeta
 from polyattn.structures.packed_meta import PackedMeta
 from polyattn.structures.paged import PagedMeta
@@ -58,7 +58,7 @@ def packed(
 ) -> Result:
     """A call a document, or the mask that boundaries on the device describe."""
     if meta.lengths_q is not None:
-        return documents(dense, q, k, v, out, meta=meta, causal=causal, window=window, **call)
+        return document_loop(dense, q, k, v, out, meta=meta, causal=causal, window=window, **call)
     visibility = of_packed(meta, q.shape[0], k.shape[0], causal, window)
     return _as_one_sample(attend, q, k, v, out, visibility=visibility, **call)
 
@@ -78,7 +78,7 @@ def paged(
 ) -> Result:
     """Gathered rows as documents, or every page of the table under a mask that hides what is not kept."""
     if host_knows(meta):
-        return pages(partial(documents, dense), q, k, v, out, meta=meta, causal=causal, window=window, **call)
+        return pages(partial(document_loop, dense), q, k, v, out, meta=meta, causal=causal, window=window, **call)
     pool = (k.shape[1], k.shape[0])
     table = meta.block_table.to(torch.int64).clamp(0, k.shape[0] - 1).flatten()
     size = (meta.block_table.shape[0], -1)

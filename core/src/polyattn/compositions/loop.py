@@ -44,10 +44,10 @@ def lower(request: Request, features: Features) -> Request | str | None:
 
 def bind(inner: SlotCall, lowered: Request) -> SlotCall:
     """The slot, once a run of equal documents."""
-    return partial(documents, inner)
+    return partial(document_loop, inner)
 
 
-def documents(
+def document_loop(
     inner: SlotCall,
     q: torch.Tensor,
     k: torch.Tensor,

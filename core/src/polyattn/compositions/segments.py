@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from polyattn.backends.band import joined
-from polyattn.backends.calls import Result, SlotCall, written
+from polyattn.backends.calls import Result, SlotCall, wants_grad, written
 from polyattn.backends.derived import derived
 from polyattn.backends.empty import empty_attention
 from polyattn.compositions.facts import inner
@@ -61,6 +61,52 @@ def spans(
     if plan.order is not None:
         result, lse = result.index_select(0, plan.order), None if lse is None else lse.index_select(0, plan.order)
     return written(out, result), lse
+
+
+def spans_into(
+    inner: SlotCall,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: SpansMeta,
+    causal: bool,
+    scale: float,
+    window: None,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[object, ...],
+) -> Result:
+    """As `spans`, over a slot that writes into the buffer it is given: each piece goes straight to its rows."""
+    plan = derived(meta, "batches", lambda: _batches(meta))
+    if plan.order is not None or wants_grad(q, k, v):
+        return spans(
+            inner, q, k, v, out, meta=meta, causal=causal, scale=scale, window=window, softcap=softcap,
+            need_lse=need_lse, options=options,
+        )  # fmt: skip
+    result = q.new_empty(*q.shape[:-1], v.shape[-1]) if out is None else out
+    lses: list[torch.Tensor] = []
+    for samples, _ in plan.batches:
+        pieces: list[torch.Tensor] = []
+        one, keys, values, target = (t.narrow(0, samples[0], len(samples)) for t in (q, k, v, result))
+        for start, end, seen, diagonal in meta.segments(samples[0], q.shape[1], k.shape[1]):
+            rows, place = one.narrow(1, start, end - start), target.narrow(1, start, end - start)
+            if seen > 0:
+                _, lse = inner(
+                    rows, keys.narrow(1, 0, seen), values.narrow(1, 0, seen), place, meta=None, causal=diagonal,
+                    scale=scale, window=None, softcap=softcap, need_lse=need_lse, options=options,
+                )  # fmt: skip
+            else:
+                nothing, lse = empty_attention(rows, keys, values, need_lse)
+                place.copy_(nothing)
+            if lse is not None:
+                pieces.append(lse)
+        if pieces:
+            lses.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2))
+    if not need_lse:
+        return result, None
+    return result, lses[0] if len(lses) == 1 else torch.cat(lses)
 
 
 def piecewise(

@@ -28,6 +28,7 @@ class Features:
     dtypes          dtype names; empty means none
     head_dims       accepted head dims (a range or a set), page_sizes likewise
     quant           quantisation formats: "fp8", "int8", "mxfp8", "mxfp4"
+    exact           False: it always quantises, so that only a request that asks for one of `quant` may have it
     """
 
     kinds: frozenset[str] = frozenset({"dense"})
@@ -48,6 +49,7 @@ class Features:
     page_sizes: Collection[int] | None = None
     max_documents: int | None = None
     quant: frozenset[str] = frozenset()
+    exact: bool = True
 
     def __post_init__(self) -> None:
         unknown = self.kinds - frozenset(KINDS)

@@ -84,6 +84,9 @@ class Platform:
     api                  the door's level it was written for
     capturing            () -> bool: is the current stream being captured into a graph? None: the platform has no graphs
     variables            names of the vendor's environment variables that change what runs
+    cache_write          "module:function" that writes rows into a page pool, called as
+                         f(k_pool, v_pool, k [T,Hk,D], v [T,Hk,Dv], slots [T]) -> None; slots outside the pool are
+                         skipped. None: torch's index_copy
     """
 
     name: str
@@ -97,3 +100,4 @@ class Platform:
     api: int = API_LEVEL
     capturing: Callable[[], bool] | None = None
     variables: tuple[str, ...] = ()
+    cache_write: str | None = None

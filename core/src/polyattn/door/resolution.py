@@ -104,6 +104,9 @@ def unmet(features: Features, request: Request) -> tuple[str, ...]:
         reasons.append(f"page_size {facts.page_size} not in {_listed(features.page_sizes)}")
     if request.quant is not None and request.quant not in features.quant:
         reasons.append(f"quant {request.quant!r} not in {_listed(sorted(features.quant))}")
+    if request.quant is None and not features.exact:
+        ways = " or ".join(f"quant={name!r}" for name in sorted(features.quant))
+        reasons.append(f"it always quantises, which was not asked for: {ways} asks for it")
     needs = (
         ("causal", request.causal, features.causal),
         ("window", request.window is not None, features.window),

@@ -258,7 +258,8 @@ class Packed(Structure):
     def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> PackedMeta:
         cu_q = self._boundaries_on(device, self.cu_q)
         cu_k = cu_q if self.cu_k is self.cu_q else self._boundaries_on(device, self.cu_k)
-        return PackedMeta(cu_q, cu_k, self.max_q, self.max_k, self.lengths_q, self.lengths_k, self.spans)
+        fixed = self.capacity is None
+        return PackedMeta(cu_q, cu_k, self.max_q, self.max_k, self.lengths_q, self.lengths_k, self.spans, fixed)
 
     def _boundaries_on(self, device: torch.device, boundary: torch.Tensor) -> torch.Tensor:
         # update_ rewrites both, so that a device's copy must not be the structure's own tensor

@@ -20,6 +20,7 @@ class PackedMeta(Meta):
     max_q, max_k  the longest document (or the capacity)
     lengths_q/_k  per document, where the host knows them; `Packed.update_` replaces them
     spans         per document, in its own key positions
+    fixed         False: `Packed.update_` may change the lengths between two replays of a graph
     """
 
     cu_q: torch.Tensor
@@ -29,3 +30,4 @@ class PackedMeta(Meta):
     lengths_q: Lengths | None
     lengths_k: Lengths | None
     spans: tuple[Intervals, ...] | None
+    fixed: bool = True

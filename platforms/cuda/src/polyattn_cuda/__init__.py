@@ -2,6 +2,7 @@
 
 from polyattn.vendor import Platform
 from polyattn_cuda import detection
+from polyattn_cuda.order import order
 
 __all__ = ["platform"]
 
@@ -15,7 +16,9 @@ def platform() -> Platform:
         probe=detection.probe,
         machine=detection.machine,
         backends="polyattn_cuda.backends:BACKENDS",
+        order=order,
         collective_backend="nccl",
         capturing=detection.capturing,
         variables=detection.VARIABLES,
+        cache_write="polyattn.vendor:write_rows",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends
+from polyattn_cuda import fa3
 
 #: What these devices compute in.
 DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
@@ -17,4 +18,7 @@ def _of_these_devices(backend: Backend) -> Backend:
     return replace(backend, slots=slots)
 
 
-BACKENDS: tuple[Backend, ...] = tuple(_of_these_devices(backend) for backend in generic_backends())
+BACKENDS: tuple[Backend, ...] = (
+    fa3.backend(),
+    *(_of_these_devices(backend) for backend in generic_backends()),
+)

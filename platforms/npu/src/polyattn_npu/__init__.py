@@ -2,6 +2,7 @@
 
 from polyattn.vendor import Platform
 from polyattn_npu import detection
+from polyattn_npu.order import order
 
 __all__ = ["platform"]
 
@@ -15,7 +16,9 @@ def platform() -> Platform:
         probe=detection.probe,
         machine=detection.machine,
         backends="polyattn_npu.backends:BACKENDS",
+        order=order,
         collective_backend="hccl",
         capturing=detection.capturing,
         variables=detection.VARIABLES,
+        cache_write=None,
     )

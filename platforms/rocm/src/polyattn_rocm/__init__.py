@@ -2,6 +2,7 @@
 
 from polyattn.vendor import Platform
 from polyattn_rocm import detection
+from polyattn_rocm.order import order
 
 __all__ = ["platform"]
 
@@ -15,7 +16,9 @@ def platform() -> Platform:
         probe=detection.probe,
         machine=detection.machine,
         backends="polyattn_rocm.backends:BACKENDS",
+        order=order,
         collective_backend="nccl",
         capturing=detection.capturing,
         variables=detection.VARIABLES,
+        cache_write=None,
     )

@@ -2,6 +2,7 @@
 
 from polyattn.vendor import Platform
 from polyattn_xpu import detection
+from polyattn_xpu.order import order
 
 __all__ = ["platform"]
 
@@ -15,7 +16,9 @@ def platform() -> Platform:
         probe=detection.probe,
         machine=detection.machine,
         backends="polyattn_xpu.backends:BACKENDS",
+        order=order,
         collective_backend="xccl",
         capturing=detection.capturing,
         variables=detection.VARIABLES,
+        cache_write=None,
     )

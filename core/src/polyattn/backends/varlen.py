@@ -1,0 +1,286 @@
+"""Slots over a kernel for packed documents, the one form that every vendor's flash attention has.
+
+A vendor binds its kernel, and the way it moves rows, to the functions here. `call` is what passes through as it came:
+causal, scale, window, softcap, need_lse.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.nn.functional import pad
+
+from polyattn.backends.calls import Result, wants_grad, written
+from polyattn.backends.derived import derived
+from polyattn.backends.empty import empty_attention
+from polyattn.backends.row_ops import RowOps
+from polyattn.compositions.gather import pages
+from polyattn.compositions.loop import document_loop
+from polyattn.compositions.segments import spans_into
+from polyattn.door.platform import Machine
+from polyattn.door.request import Request
+from polyattn.structures.base import keep
+from polyattn.structures.key_padding import KeyPaddingMeta
+from polyattn.structures.packed_meta import PackedMeta
+from polyattn.structures.paged import PagedMeta
+from polyattn.structures.spans import SpansMeta
+from polyattn.structures.transfer import is_capturing, refuse_in_capture
+
+
+class VarlenKernel(Protocol):
+    """Attention of packed documents: q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv] -> out [T,H,Dv], lse [H,T] | None.
+
+    cu_q, cu_k   int32 [documents + 1] on the device; max_q, max_k: at least the longest document
+    out          None, or where to write
+
+    Rows past cu_q[-1] may be left unwritten. A row that sees no key is 0, its LSE -inf.
+    """
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None,
+        *,
+        cu_q: torch.Tensor,
+        cu_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        causal: bool,
+        scale: float,
+        window: tuple[int | None, int | None] | None,
+        softcap: float,
+        need_lse: bool,
+    ) -> Result: ...
+
+
+def packed(
+    kernel: VarlenKernel,
+    rows: RowOps,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: PackedMeta,
+    options: tuple[object, ...],
+    **call: Any,
+) -> Result:
+    """A slot for "packed" without spans. Rows past the last boundary become 0."""
+    lengths: dict[str, Any] = {"cu_q": meta.cu_q, "cu_k": meta.cu_k, "max_q": meta.max_q, "max_k": meta.max_k}
+    if meta.lengths_q is not None and meta.lengths_k is not None and meta.fixed:
+        used = (sum(meta.lengths_q), sum(meta.lengths_k))
+        if used == (q.shape[0], k.shape[0]):
+            return kernel(q, k, v, out, **lengths, **call)
+        return _first_rows(kernel, q, k, v, out, used, **lengths, **call)
+    if wants_grad(q, k, v):
+        return _inner_rows(kernel, q, k, v, **lengths, **call)
+    result, lse = kernel(q, k, v, out, **lengths, **call)
+    rows.clear(result.unsqueeze(0), None if lse is None else lse.unsqueeze(0), meta.cu_q[-1:])
+    return result, lse
+
+
+def key_padding(
+    kernel: VarlenKernel,
+    rows: RowOps,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: KeyPaddingMeta,
+    options: tuple[object, ...],
+    **call: Any,
+) -> Result:
+    """A slot for "key_padding": kept rows side by side, one document a row; what `packs_in_place` lets through."""
+    batch, length = q.shape[:2]
+    kept = derived(meta, "kept", lambda: kept_rows(meta))
+    if kept.positions.shape[0] == 0:
+        result, lse = empty_attention(q, k, v, call["need_lse"])
+        return written(out, result), lse
+    if meta.queries == "all":
+        keys, values = rows.pack((k, v), kept.positions)
+        cu_q = derived(meta, ("all", length), lambda: even_boundaries(batch, length, q.device))
+        out_rows = None if out is None else _flat(out)
+        result, lse = kernel(
+            q.flatten(0, 1), keys, values, out_rows,
+            cu_q=cu_q, cu_k=kept.cu, max_q=length, max_k=kept.longest, **call,
+        )  # fmt: skip
+        lse = None if lse is None else lse.unflatten(1, (batch, length)).transpose(0, 1)
+        result = result.unflatten(0, (batch, length))
+        return (result if out is None or out_rows is not None else out.copy_(result)), lse
+    tokens, keys, values = rows.pack((q, k, v), kept.positions)
+    lengths: dict[str, Any] = {"cu_q": kept.cu, "cu_k": kept.cu, "max_q": kept.longest, "max_k": kept.longest}
+    result, lse = kernel(tokens, keys, values, None, **lengths, **call)
+    return rows.unpack(result, lse, kept.positions, out, batch, length)
+
+
+def batched(
+    kernel: VarlenKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: None,
+    options: tuple[object, ...],
+    **call: Any,
+) -> Result:
+    """A slot for "dense": as many documents of one length as there are samples."""
+    batch, queries = q.shape[:2]
+    keys = k.shape[1]
+    out_rows = None if out is None else _flat(out)
+    result, lse = kernel(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), out_rows,
+        cu_q=even_boundaries(batch, queries, q.device), cu_k=even_boundaries(batch, keys, q.device),
+        max_q=queries, max_k=keys, **call,
+    )  # fmt: skip
+    result = result.unflatten(0, (batch, queries))
+    if out is not None:
+        result = out if out_rows is not None else out.copy_(result)
+    return result, None if lse is None else lse.unflatten(1, (batch, queries)).transpose(0, 1)
+
+
+def spans(
+    kernel: VarlenKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: SpansMeta,
+    **call: Any,
+) -> Result:
+    """A slot for "spans": a call for each piece of queries that lies inside or outside all spans."""
+    return spans_into(partial(batched, kernel), q, k, v, out, meta=meta, **call)
+
+
+def packed_spans(
+    kernel: VarlenKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: PackedMeta,
+    **call: Any,
+) -> Result:
+    """A slot for "packed" with spans, whose lengths the host knows."""
+    return document_loop(partial(batched, kernel), q, k, v, out, meta=meta, **call)
+
+
+def paged(
+    kernel: VarlenKernel,
+    rows: RowOps,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: PagedMeta,
+    **call: Any,
+) -> Result:
+    """A slot for "paged" whose table the host knows: the rows that are read, gathered and packed."""
+    return pages(partial(packed, kernel, rows), q, k, v, out, meta=meta, **call)
+
+
+def packs_in_place(request: Request, machine: Machine) -> tuple[str, ...]:
+    """Against padding that packing would move: causal and windows use the positions of the tensors as passed."""
+    facts = request.structure_facts
+    if request.structure_kind != "key_padding" or not (request.causal or request.window is not None):
+        return ()
+    if facts.prefix and facts.queries != "all":
+        return ()
+    return ("packing the kept keys would move the positions that causal and window use",)
+
+
+class KeptRows(NamedTuple):
+    """Kept rows of a padded batch, on the device.
+
+    positions  [n] int64: their flat positions b*S+s; past the last kept row, a position that does not exist
+    cu         int32 [B+1]: the rows of each sample once packed
+    longest    at least the most rows of a sample
+    """
+
+    positions: torch.Tensor
+    cu: torch.Tensor
+    longest: int
+
+
+def kept_rows(meta: KeyPaddingMeta) -> KeptRows:
+    """From what the host knows; else on the device, in as many rows as the tensors have."""
+    if meta.lengths is not None:
+        return KeptRows(meta.indices, meta.cu_seqlens, max(meta.lengths, default=0))
+    refuse_in_capture(meta.keep.device)
+    flat = meta.keep.flatten()
+    place = torch.where(flat, flat.cumsum(0) - 1, flat.numel())  # a spare slot takes the hidden ones
+    positions = torch.arange(flat.numel(), device=flat.device)
+    index = torch.full((flat.numel() + 1,), flat.numel(), dtype=torch.int64, device=flat.device)
+    index.scatter_(0, place, positions)
+    index[-1] = flat.numel()
+    return KeptRows(index[:-1], pad(meta.seqused.cumsum(0, dtype=torch.int32), (1, 0)), meta.keep.shape[1])
+
+
+#: (samples, rows, device) -> boundaries; a model has a few shapes. The oldest are dropped.
+_EVEN_LIMIT = 256
+_even: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+
+
+def even_boundaries(samples: int, rows: int, device: torch.device) -> torch.Tensor:
+    """int32 [samples + 1] boundaries of `samples` documents of `rows` rows."""
+    key = (samples, rows, device)
+    try:
+        return _even[key]
+    except KeyError:
+        pass
+    with torch.inference_mode(False):
+        made = torch.arange(samples + 1, dtype=torch.int32, device=device) * rows
+    if type(made) is torch.Tensor and not is_capturing(device):  # neither a fake tensor's nor a graph's own
+        keep(_even, _EVEN_LIMIT, key, made)
+    return made
+
+
+def _flat(out: torch.Tensor) -> torch.Tensor | None:
+    """[B,S,H,D] as [B*S,H,D] over the same memory; None where strides forbid it."""
+    return out.flatten(0, 1) if out.stride(0) == out.shape[1] * out.stride(1) or out.shape[0] == 1 else None
+
+
+def _first_rows(
+    kernel: VarlenKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    used: tuple[int, int],
+    **call: Any,
+) -> Result:
+    """The documents' rows alone, by views; the rows behind them become 0."""
+    total, left = q.shape[0], q.shape[0] - used[0]
+    keys = max(used[1], 1)  # a kernel wants at least one row, even where no document has one
+    if used[0] == 0:
+        result = q.new_zeros(total, q.shape[1], v.shape[-1])
+        lse = q.new_full((q.shape[1], total), float("-inf"), dtype=torch.float32) if call["need_lse"] else None
+        return written(out, result), lse
+    one = (q.narrow(0, 0, used[0]), k.narrow(0, 0, keys), v.narrow(0, 0, keys))
+    if wants_grad(q, k, v):
+        result, lse = kernel(*one, None, **call)
+        result = pad(result, (0, 0, 0, 0, 0, left))
+    else:
+        result = q.new_empty(total, q.shape[1], v.shape[-1]) if out is None else out
+        _, lse = kernel(*one, result.narrow(0, 0, used[0]), **call)
+        result.narrow(0, used[0], left).zero_()
+    return result, None if lse is None else pad(lse, (0, left), value=float("-inf"))
+
+
+def _inner_rows(kernel: VarlenKernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **call: Any) -> Result:
+    """With gradients, where only the device knows how many rows the documents have: what lies behind has none."""
+    inside_q, inside_k = (
+        (torch.arange(rows.shape[0], device=rows.device) < cu[-1]).reshape(-1, 1, 1)
+        for rows, cu in ((q, call["cu_q"]), (k, call["cu_k"]))
+    )
+    result, lse = kernel(q.where(inside_q, 0.0), k.where(inside_k, 0.0), v.where(inside_k, 0.0), None, **call)
+    lse = None if lse is None else lse.where(inside_q.reshape(1, -1), float("-inf"))
+    return result.where(inside_q, 0.0), lse

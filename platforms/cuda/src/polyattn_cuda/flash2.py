@@ -1,0 +1,120 @@
+"""What every build of FlashAttention 2 shares, torch's own included: its limits, its window, its LSE, its pages."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn.functional import pad
+
+from polyattn.vendor import Machine, PagedMeta, Request, derived, varlen
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+Window = tuple[int | None, int | None] | None
+
+DTYPES = frozenset({"float16", "bfloat16"})
+HEAD_DIMS = range(8, 257, 8)
+PAGE_SIZES = range(256, 65537, 256)
+#: The first architecture it has code for.
+_LEAST_ARCH = 80
+
+
+def sides(causal: bool, window: Window) -> tuple[int, int]:
+    """The window as its kernels count it: -1 is unbounded, and causal bounds the right side."""
+    left, right = (None, None) if window is None else window
+    right = 0 if causal else right
+    return -1 if left is None else left, -1 if right is None else right
+
+
+def least_queries(q: torch.Tensor, k: torch.Tensor, max_q: int) -> int:
+    """The longest document to state. Beside fewer KV heads, 1 would promise that every document has just one query."""
+    return max(max_q, 2) if q.shape[-2] != k.shape[-2] else max_q
+
+
+def normal_lse(lse: torch.Tensor) -> torch.Tensor:
+    """Its LSE with -inf on rows that see nothing, where it says +inf; in place, since no one else holds it."""
+    return lse.masked_fill_(lse.isposinf(), float("-inf"))
+
+
+def objections(request: Request, machine: Machine) -> tuple[str, ...]:
+    """Reasons against a request that every build has: the architecture, padding that packing would move, pages."""
+    return (*arch_below(machine, _LEAST_ARCH), *varlen.packs_in_place(request, machine), *_pages(request))
+
+
+def arch_below(machine: Machine, least: int) -> tuple[str, ...]:
+    """Against a device older than sm_<least>; an unknown one is given the benefit of the doubt."""
+    digits = machine.arch.removeprefix("sm_").rstrip("af")
+    if not digits.isdigit() or int(digits) >= least:
+        return ()
+    return (f"architecture {machine.arch} is older than sm_{least}",)
+
+
+def _pages(request: Request) -> tuple[str, ...]:
+    facts = request.structure_facts
+    if request.structure_kind != "paged":
+        return ()
+    reasons = []
+    if not facts.host:
+        reasons.append("a block table on the device may name pages that are not there, and its kernel would read them")
+    if facts.query_layout == "padded":
+        reasons.append("padded queries over pages are not supported, only batched or packed ones")
+    return tuple(reasons)
+
+
+class PagedKernel(Protocol):
+    """Packed queries over pages: q [T,H,D], k and v pools [pages,page_size,Hk,D] -> out [T,H,D], lse [H,T] | None.
+
+    table    int32 [documents, max_pages]; used int32 [documents]: kept keys; cu_k int32: their running sum
+    """
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        table: torch.Tensor,
+        used: torch.Tensor,
+        cu_q: torch.Tensor,
+        cu_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        causal: bool,
+        scale: float,
+        window: Window,
+        softcap: float,
+        need_lse: bool,
+    ) -> Result: ...
+
+
+def paged(
+    kernel: PagedKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: PagedMeta,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[object, ...],
+) -> Result:
+    """A slot for "paged" over a kernel that reads pages: q [B,Sq,H,D] or packed [T,H,D], a table the host knows."""
+    layout = q.shape[:-2]
+    if len(layout) == 2:
+        cu_q, max_q = varlen.even_boundaries(*layout, q.device), layout[1]
+    else:
+        cu_q, max_q = meta.cu_q, max(meta.host_q or (0,))
+    cu_k = derived(meta, "cu_k", lambda: pad(meta.kv_lengths.cumsum(0, dtype=torch.int32), (1, 0)))
+    result, lse = kernel(
+        q.reshape(-1, *q.shape[-2:]), k, v, table=meta.block_table, used=meta.kv_lengths, cu_q=cu_q, cu_k=cu_k,
+        max_q=max_q, max_k=max(meta.host_kv or (0,)), causal=causal, scale=scale, window=window, softcap=softcap,
+        need_lse=need_lse,
+    )  # fmt: skip
+    if len(layout) == 2:
+        result = result.unflatten(0, layout)
+        lse = None if lse is None else lse.unflatten(1, layout).transpose(0, 1)
+    return (result if out is None else out.copy_(result)), lse
