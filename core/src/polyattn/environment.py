@@ -16,7 +16,8 @@ PLATFORM = "POLYATTN_PLATFORM"
 BACKEND = "POLYATTN_BACKEND"
 PLUGINS = "POLYATTN_PLUGINS"
 STRICT = "POLYATTN_STRICT"
-VARIABLES = (PLATFORM, BACKEND, PLUGINS, STRICT)
+ORDER = "POLYATTN_ORDER"
+VARIABLES = (PLATFORM, BACKEND, PLUGINS, STRICT, ORDER)
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -40,6 +41,7 @@ class Environment:
     backend     the backend choice as written, lower case; routing validates it
     plugins     third-party distributions that may be loaded, names normalised as in PEP 503
     strict      our warnings are errors
+    order       the file with a measured order of backends (`polyattn bench --write-order`)
     given       the texts as they stand in the environment, for error messages
     """
 
@@ -47,6 +49,7 @@ class Environment:
     backend: str | None = None
     plugins: frozenset[str] | None = None
     strict: bool = False
+    order: str | None = None
     given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
 
@@ -79,6 +82,7 @@ def read(variables: Mapping[str, str]) -> Environment:
         backend=_word(given.get(BACKEND)),
         plugins=frozenset(plugins) if plugins else None,
         strict=_switch(STRICT, given.get(STRICT)),
+        order=given.get(ORDER, "").strip() or None,
         given=MappingProxyType(given),
     )
 

@@ -133,15 +133,8 @@ def load_call(reference: str) -> Callable[..., Any]:
 
 def forward_of(route: Route) -> SlotCall:
     """The slot's function, wrapped in the route's compositions, called like a slot."""
-    lowered = route.request
-    steps = []
-    for composition in route.compositions:
-        inner = composition.lower(lowered, route.slot.features)
-        assert isinstance(inner, Request)  # the route was found by this very lowering
-        lowered = inner
-        steps.append((composition, lowered))
     call = load_call(route.slot.call)
-    for composition, request in reversed(steps):
+    for composition, request in zip(reversed(route.compositions), reversed(route.lowered), strict=True):
         call = load_call(composition.bind)(call, request)
     return call
 
@@ -155,17 +148,18 @@ def _runner(
     squeeze: bool,
     autocast: torch.dtype | None,
 ) -> Runner:
-    forward = partial(
+    options = (
+        *(option for option in request.options if option.platform == platform.name),
+        *([quant] if quant else ()),
+    )
+    forward = _bound(route, request, options) or partial(
         forward_of(route),
         causal=request.causal,
         scale=request.scale,
         window=request.window,
         softcap=request.softcap,
         need_lse=request.lse,
-        options=(
-            *(option for option in request.options if option.platform == platform.name),
-            *([quant] if quant else ()),
-        ),
+        options=options,
     )
     writes_out = not request.out or not route.native or route.slot.features.out  # compositions always write
     plain = not squeeze and autocast is None and writes_out and not request.capturing
@@ -174,6 +168,14 @@ def _runner(
     if plain:
         return _structured_with_lse(forward) if request.lse else _structured(forward)
     return partial(_run_adapted, forward, request, squeeze, autocast, writes_out)
+
+
+def _bound(route: Route, request: Request, options: tuple[Any, ...]) -> SlotCall | None:
+    """The slot with the request's facts already in it, where it takes the request as it is and can do that."""
+    if not route.native or not route.slot.bind:
+        return None
+    bound: SlotCall | None = load_call(route.slot.bind)(request, options)
+    return bound
 
 
 def _dense(forward: SlotCall) -> Runner:

@@ -12,6 +12,7 @@ from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request
 from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
 from polyattn.errors import BackendUnavailable, UnsupportedRequest
+from polyattn.measured_order import measured_names
 
 #: How deep compositions nest: a padded head over gathered pages over a document loop.
 _DEPTH = 3
@@ -21,6 +22,7 @@ _DEPTH = 3
 class Route:
     """The backend and slot that run a request, through which compositions, and why no other.
 
+    lowered   what each composition makes of the request, outermost first: what the next one, or the slot, gets
     reasons   backend name -> why it was not chosen
     notes     what a user should know: a choice that does not bind, a quantisation skipped
     left_out  names of the backends that the user's choice leaves out
@@ -30,6 +32,7 @@ class Route:
     backend: Backend
     slot: Slot
     compositions: tuple[Composition, ...]
+    lowered: tuple[Request, ...]
     request: Request
     decisions: tuple[Decision, ...]
     reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -59,7 +62,8 @@ class Route:
 class _Found:
     backend: Backend
     slot: Slot
-    compositions: tuple[Composition, ...]
+    compositions: tuple[Composition, ...] = ()
+    lowered: tuple[Request, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ def find_route(
         backend=found.backend,
         slot=found.slot,
         compositions=found.compositions,
+        lowered=found.lowered,
         request=request,
         decisions=decisions,
         reasons=_reasons(found, candidates, decisions),
@@ -140,7 +145,8 @@ def _binding(
 
 
 def _ordered(platform: Platform, request: Request, machine: Machine, backends: Sequence[Backend]) -> list[Backend]:
-    rank = {name: place for place, name in enumerate(platform.order(request, machine))}
+    names = dict.fromkeys((*measured_names(request, machine), *platform.order(request, machine)))
+    rank = {name: place for place, name in enumerate(names)}
     return sorted(backends, key=lambda backend: rank.get(backend.name, len(rank)))
 
 
@@ -158,7 +164,7 @@ def _in_order(request: Request, machine: Machine, candidates: Candidates) -> Ite
 def _natively(request: Request, machine: Machine, backends: Sequence[Backend]) -> Iterator[_Found]:
     for decision in resolve(request, machine, backends):
         if isinstance(decision, Accepted):
-            yield _Found(decision.backend, decision.slot, ())
+            yield _Found(decision.backend, decision.slot)
 
 
 def _composed(
@@ -178,7 +184,8 @@ def _composed(
                     *_natively(inner, machine, [backend]),
                     *_composed(inner, machine, [backend], compositions, depth - 1),
                 ):
-                    yield _Found(found.backend, found.slot, (composition, *found.compositions))
+                    steps, requests = (composition, *found.compositions), (inner, *found.lowered)
+                    yield _Found(found.backend, found.slot, steps, requests)
                     break
 
 

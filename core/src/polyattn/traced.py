@@ -7,7 +7,8 @@ knows on the host, and all it has prepared, is there again. The backward is an o
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,9 +16,9 @@ from polyattn import structures
 from polyattn.arguments import check_combination, checked, checked_scale
 from polyattn.errors import UnsupportedRequest
 from polyattn.operators import define_once
-from polyattn.quant import as_quant, skipped
+from polyattn.quant import Quant, as_quant, skipped
 from polyattn.request import autocast_dtype, check_out, check_tensors
-from polyattn.scope import logs_here, traced_choice, traced_step
+from polyattn.scope import choices_here, logs_here, traced_choice, traced_step
 from polyattn.structures.anchors import living
 from polyattn.structures.base import Structure
 from polyattn.structures.host_data import on_host
@@ -35,8 +36,7 @@ _KINDS: dict[str, type[Structure]] = {
 }
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? s0, Tensor? s1, Tensor? s2, Tensor? s3, Tensor? handle, SymInt i0, "
-    "SymInt i1, str kind, str detail, bool causal, float scale, SymInt left, SymInt right, float softcap, bool lse, "
-    "str? argument, str? inside, str? around, str? configured, str? quant, bool rotate, bool deterministic"
+    "SymInt i1, SymInt left, SymInt right, float scale, float softcap, str facts"
 )
 
 
@@ -93,11 +93,16 @@ def attend_traced(
     window_ = arguments.window
     left, right = (-1, -1) if window_ is None else (-1 if side is None else side for side in window_)
     inside, around = traced_choice()
-    result, lse = torch.ops.polyattn.attention(
-        q, k, v, s0, s1, s2, s3, handle, i0, i1, kind, detail, causal, checked_scale(scale, q.shape[-1]), left, right,
-        float(softcap), return_lse, backend, inside, around, configured, None if asked is None else asked.method,
-        asked is None or asked.rotate, deterministic,
+    scale_ = checked_scale(scale, q.shape[-1])
+    method, rotate = (None, True) if asked is None else (asked.method, asked.rotate)
+    facts = _BREAK.join(
+        (
+            kind, detail, _flag(causal), _flag(return_lse), backend or "",
+            inside or "", around or "", configured or "", method or "", _flag(rotate), _flag(deterministic),
+        )
     )  # fmt: skip
+    operator = torch.ops.polyattn.attention if _wants_grad(q, k, v, *anchors) else torch.ops.polyattn.inference
+    result, lse = operator(q, k, v, s0, s1, s2, s3, handle, i0, i1, left, right, scale_, float(softcap), facts)
     if out is not None:
         needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
         check_out(out, q, k, v, q.dtype, needs_grad and torch.is_grad_enabled())
@@ -105,36 +110,68 @@ def attend_traced(
     return (result, lse) if return_lse else result
 
 
-def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The eager call behind the operator; always two tensors."""
-    from polyattn.call import find_plan
-    from polyattn.quant import Quant
-    from polyattn.scope import choices_here
+class _Facts(NamedTuple):
+    """What is constant in a graph: the operator takes it as one text, since each argument costs on every call."""
 
-    s0, s1, s2, s3, handle, i0, i1, kind, detail, causal, scale, left, right, softcap, lse, *tail = rest
-    argument, inside, _, configured, quant, rotate, deterministic = tail
-    structure = _structure(kind, detail, handle, tuple(t for t in (s0, s1, s2, s3) if t is not None), (i0, i1))
-    window = None if (left, right) == (-1, -1) else (None if left < 0 else left, None if right < 0 else right)
-    # a scope around the graph is read now, when the graph runs; that it is an argument too makes Dynamo guard it
-    token = None if inside is None else choices_here.set((*choices_here.get(), inside))
+    kind: str
+    detail: str
+    causal: bool
+    lse: bool
+    argument: str | None
+    inside: str | None
+    configured: str | None
+    quant: Quant | None
+    deterministic: bool
+
+
+_BREAK = "\x1e"  # in no name of a backend
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else ""
+
+
+@lru_cache(maxsize=1024)
+def _facts(text: str) -> _Facts:
+    # a scope around the graph is read when the graph runs; that it is in the text makes Dynamo guard it
+    kind, detail, causal, lse, argument, inside, _, configured, method, rotate, deterministic = text.split(_BREAK)
+    return _Facts(
+        kind, detail, bool(causal), bool(lse), argument or None,
+        inside or None, configured or None, Quant(method, bool(rotate)) if method else None, bool(deterministic),
+    )  # fmt: skip
+
+
+def _wants_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The eager call behind the operators; always two tensors."""
+    from polyattn.call import find_plan
+
+    s0, s1, s2, s3, handle, i0, i1, left, right, scale, softcap, text = rest
+    facts = _facts(text)
+    structure = None
+    if facts.kind:
+        anchors = tuple(t for t in (s0, s1, s2, s3) if t is not None)
+        structure = _structure(facts.kind, facts.detail, handle, anchors, (i0, i1))
+    window = None if left == right == -1 else (None if left < 0 else left, None if right < 0 else right)
+    token = None if facts.inside is None else choices_here.set((*choices_here.get(), facts.inside))
     try:
         plan = find_plan(
-            q, k, v, structure, causal, scale, window, softcap, lse, None, argument, configured,
-            None if quant is None else Quant(quant, rotate), None, deterministic, (), None, True,
+            q, k, v, structure, facts.causal, scale, window, softcap, facts.lse, None, facts.argument,
+            facts.configured, facts.quant, None, facts.deterministic, (), None, True,
         )  # fmt: skip
         answer = plan.run(q, k, v, None, structure)
     finally:
         if token is not None:
             choices_here.reset(token)
-    result, row_lse = answer if lse else (answer, q.new_empty(0, dtype=torch.float32))
-    return result, row_lse
+    return answer if facts.lse else (answer, q.new_empty(0, dtype=torch.float32))
 
 
 def _structure(
     kind: str, detail: str, handle: torch.Tensor | None, anchors: tuple[torch.Tensor, ...], ints: tuple[int, ...]
-) -> Structure | None:
-    if not kind:
-        return None
+) -> Structure:
     if not anchors:
         return _KINDS[kind]()
     return living(handle) or _KINDS[kind].from_anchors(anchors, ints, detail)
@@ -146,9 +183,15 @@ def _run(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor
     return result.contiguous(), lse.contiguous()
 
 
+def _infer(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_run` for a graph without gradients, which then need not be turned off."""
+    result, lse = _call(q, k, v, *rest)
+    return result.contiguous(), lse.contiguous()
+
+
 def _fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     result = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    if not rest[14]:
+    if not _facts(rest[-1]).lse:
         return result, q.new_empty(0, dtype=torch.float32)
     return result, q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
 
@@ -179,7 +222,7 @@ def _run_backward(grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, *rest: Any) 
         inputs = [t.detach().requires_grad_() for t in (q, k, v, *(rest[:1] if wants_mask else ()))]
         tail = (inputs[3], *rest[1:]) if wants_mask else rest
         result, lse = _call(*inputs[:3], *tail)
-        outputs, grads = ([result, lse], [grad, grad_lse]) if rest[14] else ([result], [grad])
+        outputs, grads = ([result, lse], [grad, grad_lse]) if _facts(rest[-1]).lse else ([result], [grad])
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
         logs_here.reset(silent)
         found = torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
@@ -193,6 +236,7 @@ def _fake_backward(grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, *rest: Any)
     return (*grads, rest[0].new_empty(rest[0].shape) if wants_mask else q.new_empty(0))
 
 
+define_once("polyattn::inference", f"({_ARGUMENTS}) -> (Tensor, Tensor)", _infer, _fake)
 define_once(
     "polyattn::attention",
     f"({_ARGUMENTS}) -> (Tensor, Tensor)",

@@ -40,6 +40,7 @@ from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requi
 
 if TYPE_CHECKING:
     from polyattn.backends import varlen as varlen
+    from polyattn.backends import visibility as visibility
     from polyattn.backends.calls import wants_grad as wants_grad
     from polyattn.backends.derived import derived as derived
     from polyattn.backends.empty import empty_attention as empty_attention
@@ -50,10 +51,13 @@ if TYPE_CHECKING:
     from polyattn.backends.row_ops import TRITON_ROWS as TRITON_ROWS
     from polyattn.backends.row_ops import RowOps as RowOps
     from polyattn.backends.triton import triton_backend as triton_backend
+    from polyattn.backends.visibility import Visibility as Visibility
     from polyattn.compositions.loop import document_loop as document_loop
     from polyattn.compositions.segments import spans_into as spans_into
     from polyattn.compositions.slice import prefix as prefix
     from polyattn.kernels.pages import write_rows as write_rows
+    from polyattn.kernels.tails import repair_documents as repair_documents
+    from polyattn.kernels.tails import repair_samples as repair_samples
     from polyattn.machine import installed_versions as installed_versions
     from polyattn.operators import define_once as define_once
     from polyattn.structures.key_padding import KeyPaddingMeta as KeyPaddingMeta
@@ -98,6 +102,8 @@ _LAZY = {
     "masked": "polyattn.backends.masked",
     "positive_scale": "polyattn.backends.fused",
     "prefix": "polyattn.compositions.slice",
+    "repair_documents": "polyattn.kernels.tails",
+    "repair_samples": "polyattn.kernels.tails",
     "spans_into": "polyattn.compositions.segments",
     "triton_backend": "polyattn.backends.triton",
     "wants_grad": "polyattn.backends.calls",
@@ -109,11 +115,13 @@ _LAZY = {
     "define_once": "polyattn.operators",
     "generic_backends": "polyattn.backends.generic",
     "installed_versions": "polyattn.machine",
+    "Visibility": "polyattn.backends.visibility",
     "varlen": "polyattn.backends.varlen",
+    "visibility": "polyattn.backends.visibility",
     "write_rows": "polyattn.kernels.pages",
 }
 #: Of these, the modules that are published whole.
-_ROOMS = frozenset({"varlen"})
+_ROOMS = frozenset({"varlen", "visibility"})
 
 
 def __getattr__(name: str) -> object:

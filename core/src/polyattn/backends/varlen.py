@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn.functional import pad
 
-from polyattn.backends.calls import Result, wants_grad, written
+from polyattn.backends.calls import Result, SlotCall, wants_grad, written
 from polyattn.backends.derived import derived
 from polyattn.backends.empty import empty_attention
 from polyattn.backends.row_ops import RowOps
@@ -81,6 +81,34 @@ def packed(
     result, lse = kernel(q, k, v, out, **lengths, **call)
     rows.clear(result.unsqueeze(0), None if lse is None else lse.unsqueeze(0), meta.cu_q[-1:])
     return result, lse
+
+
+def one_document(
+    dense: SlotCall,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: PackedMeta,
+    **call: Any,
+) -> Result:
+    """As `packed`, for a single document whose lengths the host knows, over a dense slot that writes into `out`."""
+    assert meta.lengths_q is not None
+    assert meta.lengths_k is not None
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, **call: Any) -> Result:
+        place = None if out is None else out.unsqueeze(0)
+        result, lse = dense(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), place, meta=None, **call)
+        return result.squeeze(0) if out is None else out, None if lse is None else lse.squeeze(0)
+
+    used = (meta.lengths_q[0], meta.lengths_k[0])
+    if used == (q.shape[0], k.shape[0]):
+        return kernel(q, k, v, out, **call)
+    if used[1] == 0:
+        result, lse = empty_attention(q, k, v, call["need_lse"])
+        return written(out, result), lse
+    return _first_rows(kernel, q, k, v, out, used, **call)
 
 
 def key_padding(
@@ -249,7 +277,7 @@ def _flat(out: torch.Tensor) -> torch.Tensor | None:
 
 
 def _first_rows(
-    kernel: VarlenKernel,
+    kernel: SlotCall,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -261,8 +289,7 @@ def _first_rows(
     total, left = q.shape[0], q.shape[0] - used[0]
     keys = max(used[1], 1)  # a kernel wants at least one row, even where no document has one
     if used[0] == 0:
-        result = q.new_zeros(total, q.shape[1], v.shape[-1])
-        lse = q.new_full((q.shape[1], total), float("-inf"), dtype=torch.float32) if call["need_lse"] else None
+        result, lse = empty_attention(q, k, v, call["need_lse"])
         return written(out, result), lse
     one = (q.narrow(0, 0, used[0]), k.narrow(0, 0, keys), v.narrow(0, 0, keys))
     if wants_grad(q, k, v):

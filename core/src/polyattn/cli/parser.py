@@ -34,6 +34,13 @@ _VERIFY = """\
 Compare backends with the float64 reference on this machine: every structure, dtype, head layout, stride and edge that
 a backend claims must be equal, and what it does not claim must be refused.
 """
+_BENCH = """\
+Time every backend of the current platform on named shapes of real models, in turns, and compare. On a processor the
+shapes are scaled down.
+
+  polyattn bench --shapes flux,wan480 --backends fa3,cudnn
+  polyattn bench --write-order order.json --plot bench.png
+"""
 _DEMO = """\
 Embed real sentences with a pretrained transformer three ways (its own SDPA, polyattn on the padded batch, polyattn on
 packed documents) and compare embeddings, routes and times.
@@ -60,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_info(commands)
     _add_explain(commands)
     _add_verify(commands)
+    _add_bench(commands)
     _add_demo(commands)
     return parser
 
@@ -133,6 +141,22 @@ def _add_verify(commands: Any) -> None:
     verify.add_argument("--backend", metavar="NAME", help="only this backend: sdpa, or cpu:sdpa (default: all)")
 
 
+def _add_bench(commands: Any) -> None:
+    bench = _add(commands, "bench", "time backends on named shapes of real models", _BENCH, _bench)
+    bench.add_argument("--shapes", type=_names, default=(), metavar="A,B", help="flux, wan480, ... (default: all)")
+    bench.add_argument(
+        "--backends",
+        type=_names,
+        default=(),
+        metavar="A,B",
+        help="only these, slow generic routes too (default: all that need none)",
+    )
+    bench.add_argument("--dtype", metavar="NAME", help="default: bfloat16, on a processor float32")
+    bench.add_argument("--seconds", type=_seconds, default=2.0, metavar="N", help="time for each shape (default: 2)")
+    bench.add_argument("--write-order", type=Path, metavar="FILE", help="write the measured order as JSON")
+    bench.add_argument("--plot", type=Path, metavar="FILE.png", help="draw bars (needs matplotlib)")
+
+
 def _add_demo(commands: Any) -> None:
     demo = _add(commands, "demo", "a real transformer on real text, three ways", _DEMO, _demo)
     demo.add_argument("--sentences", type=Path, metavar="FILE", help="text to embed, one sentence a line")
@@ -165,6 +189,17 @@ def _verify(args: argparse.Namespace) -> int:
     return verify(platform, backend, as_json=args.json)
 
 
+def _bench(args: argparse.Namespace) -> int:
+    from polyattn.cli.ready import need_platform, need_torch
+
+    need_torch()
+    need_platform()
+    from polyattn.cli.bench import Wanted, bench
+
+    wanted = Wanted(args.shapes, args.backends, args.dtype, args.seconds, args.write_order, args.plot)
+    return bench(wanted, as_json=args.json)
+
+
 def _demo(args: argparse.Namespace) -> int:
     from polyattn.cli.ready import need_platform, need_torch
 
@@ -177,6 +212,20 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _shape(text: str) -> tuple[int, ...]:
     return tuple(_number(word, text, "sizes like 1,4608,24,128 are") for word in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for word in text.split(",") if (name := word.strip())))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, got {text!r}")
+    return seconds
 
 
 def _count(text: str) -> int:

@@ -3,13 +3,9 @@
 A composition lowers a request to the one its inner slot must accept, and wraps that slot. Its route is named after it,
 `loop(cpu:sdpa)`; compositions nest, outermost first: `gather(loop(cpu:sdpa))`.
 
-A route through them is bound outermost first and wrapped innermost first:
+A route through them carries what each lowered the request to, and is wrapped innermost first:
 
-    steps = []
-    for composition in compositions:
-        request = composition.lower(request, slot.features)
-        steps.append((composition, request))
-    for composition, lowered in reversed(steps):
+    for composition, lowered in zip(reversed(route.compositions), reversed(route.lowered)):
         call = load(composition.bind)(call, lowered)
 """
 

@@ -66,10 +66,14 @@ class Slot:
         f(q, k, v, out, *, meta, causal, scale, window, softcap, need_lse, options) -> (out, lse | None)
 
     and answers in polyattn's conventions (module docstring of `polyattn.vendor`).
+
+    `bind`, where stated, is "module:function" too: called once a shape as bind(request, options), it returns
+    f(q, k, v, out, *, meta), which has done what `call` would do at each call; or None, where it gains nothing.
     """
 
     call: str
     features: Features = Features()
+    bind: str = ""
 
     @property
     def name(self) -> str:

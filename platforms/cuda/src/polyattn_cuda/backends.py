@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.vendor import Backend, generic_backends
-from polyattn_cuda import fa3
+from polyattn.vendor import Backend, generic_backends, triton_backend
+from polyattn_cuda import cudnn, fa3, torch_varlen
 
 #: What these devices compute in.
 DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
@@ -20,5 +20,8 @@ def _of_these_devices(backend: Backend) -> Backend:
 
 BACKENDS: tuple[Backend, ...] = (
     fa3.backend(),
+    cudnn.backend(),
+    torch_varlen.backend(),
+    triton_backend(),
     *(_of_these_devices(backend) for backend in generic_backends()),
 )

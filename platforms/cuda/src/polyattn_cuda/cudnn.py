@@ -8,7 +8,18 @@ from functools import partial
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Backend, Features, Machine, Request, Slot, masked, positive_scale, prefix, wants_grad
+from polyattn.vendor import (
+    Backend,
+    Features,
+    Machine,
+    Request,
+    Slot,
+    empty_attention,
+    masked,
+    positive_scale,
+    prefix,
+    wants_grad,
+)
 from polyattn_cuda.flash2 import arch_below
 from polyattn_cuda.layout import reachable
 
@@ -77,10 +88,22 @@ def dense(
     need_lse: bool,
     options: tuple[object, ...],
 ) -> Result:
-    """Every query over every key; causal where there are as many of each."""
+    """Every query over every key. Causal runs on a square: rows are put before few queries, taken from many."""
     if window is not None:
         raise ValueError(f"cuDNN takes no window here, asked {window}")
-    result, lse = attend(q, k, v, mask=None, causal=causal, scale=scale, softcap=softcap, need_lse=need_lse)
+    square = partial(attend, mask=None, causal=causal, scale=scale, softcap=softcap, need_lse=need_lse)
+    more = q.shape[1] - k.shape[1] if causal else 0
+    if more == 0:
+        result, lse = square(q, k, v)
+    elif more < 0:
+        result, lse = square(pad(q, (0, 0, 0, 0, -more, 0)), k, v)
+        result = result.narrow(1, -more, q.shape[1])
+        lse = None if lse is None else lse.narrow(2, -more, q.shape[1])
+    else:
+        blind, blind_lse = empty_attention(q.narrow(1, 0, more), k, v, need_lse)
+        seeing, lse = square(q.narrow(1, more, k.shape[1]), k, v)
+        result = torch.cat((blind, seeing), dim=1)
+        lse = None if lse is None or blind_lse is None else torch.cat((blind_lse, lse), dim=2)
     return (result if out is None else out.copy_(result)), lse
 
 

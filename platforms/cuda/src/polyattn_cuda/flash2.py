@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Machine, PagedMeta, Request, derived, varlen
+from polyattn.vendor import Machine, PagedMeta, Request, TensorFacts, derived, varlen
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
@@ -24,6 +24,58 @@ def sides(causal: bool, window: Window) -> tuple[int, int]:
     left, right = (None, None) if window is None else window
     right = 0 if causal else right
     return -1 if left is None else left, -1 if right is None else right
+
+
+def dense(
+    kernel: varlen.VarlenKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    window: Window,
+    **call: Any,
+) -> Result:
+    """A slot for "dense": documents of one length, without the keys before every query's window."""
+    k, v = within_reach(q, k, v, window)
+    return varlen.batched(kernel, q, k, v, out, window=window, **call)
+
+
+def within_reach(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: Window
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """k, v [B,S,H,D] without the keys before every query's window.
+
+    Kernels weigh what a window hides with 0, and 0 times NaN is NaN.
+    """
+    left = None if window is None else window[0]
+    unseen = 0 if left is None else max(0, k.shape[1] - q.shape[1] - left)
+    if unseen == 0:
+        return k, v
+    return k.narrow(1, unseen, k.shape[1] - unseen), v.narrow(1, unseen, v.shape[1] - unseen)
+
+
+def documents(
+    kernel: varlen.VarlenKernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    window: Window,
+    **call: Any,
+) -> Result:
+    """The kernel on documents of any lengths, with 0 in place of keys before the windows of all queries of theirs."""
+    left = None if window is None else window[0]
+    if left is not None and cu_q is not cu_k:
+        row = torch.arange(k.shape[0], device=k.device)
+        first = cu_k[1:] - (cu_q[1:] - cu_q[:-1]) - left
+        document = torch.searchsorted(cu_k[1:], row, right=True).clamp(max=first.shape[0] - 1)
+        unseen = (row < first.index_select(0, document)).reshape(-1, 1, 1)
+        k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+    return kernel(q, k, v, out, cu_q=cu_q, cu_k=cu_k, window=window, **call)
 
 
 def least_queries(q: torch.Tensor, k: torch.Tensor, max_q: int) -> int:
@@ -56,9 +108,16 @@ def _pages(request: Request) -> tuple[str, ...]:
     reasons = []
     if not facts.host:
         reasons.append("a block table on the device may name pages that are not there, and its kernel would read them")
+    if not all(_dense_rows(pool) for pool in (request.k, request.v)):
+        reasons.append("its kernel reads rows that are dense and begin at 16-byte boundaries; the pool would be copied")
     if facts.query_layout == "padded":
         reasons.append("padded queries over pages are not supported, only batched or packed ones")
     return tuple(reasons)
+
+
+def _dense_rows(pool: TensorFacts) -> bool:
+    *steps, last = pool.stride
+    return last == 1 and all(step % 8 == 0 for step in steps)
 
 
 class PagedKernel(Protocol):

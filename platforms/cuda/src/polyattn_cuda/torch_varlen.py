@@ -121,8 +121,8 @@ def _asked(causal: bool, scale: float, window: Window) -> dict[str, Any]:
     return asked
 
 
-dense = partial(varlen.batched, documents)
-packed = partial(varlen.packed, documents, ROWS)
+dense = partial(flash2.dense, documents)
+packed = partial(varlen.packed, partial(flash2.documents, documents), ROWS)
 key_padding = partial(varlen.key_padding, documents, ROWS)
 paged = partial(flash2.paged, pages)
 

@@ -1,0 +1,107 @@
+"""How attention over pages is cut: rows and keys of a tile by architecture and shapes, splits by the device.
+
+Everything follows from shapes and facts of the device, so that the same request runs the same way each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+#: Shared memory of one program, bytes.
+_SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
+_SHARED |= {"sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10}
+_SHARED |= {"gfx942": 64 << 10, "gfx950": 160 << 10}
+_LEAST_SHARED = 64 << 10
+
+#: Tensor cores multiply at least this many rows and columns.
+_LEAST = 16
+
+#: Rows of results that one program of the combining kernel puts together, in elements, and parts it reads at once.
+COMBINED = 1024
+COMBINE_AHEAD = 8
+COMBINE_WARPS = 4
+
+#: Splits that may pay: more cost more in partial results than they gain.
+_MOST_SPLITS = 64
+#: What a program costs beside its keys, and what a second kernel costs, in tiles of keys.
+_START = 1.5
+_COMBINE = 3.0
+
+
+@dataclass(frozen=True)
+class PagedTiles:
+    """Rows of queries (times heads of the group) and keys of a tile, warps, tiles in flight, splits of the keys."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is asked: bounds on rows (queries times heads of a group) and on keys that one row of the table sees.
+
+    programs   rows of the table times KV heads
+    width      the wider head dim, in elements of `itemsize` bytes
+    """
+
+    rows: int
+    keys: int
+    programs: int
+    width: int
+    itemsize: int
+    page_size: int
+
+
+@lru_cache(maxsize=1024)
+def paged_tiles(work: Work, arch: str, units: int) -> PagedTiles:
+    """The tiles for `work` on a device of `units` multiprocessors; `arch` is "sm_90", "gfx942" or another word."""
+    width = max(_LEAST, power_of_two(work.width))
+    block_m, block_n, warps, stages = _sizes(work, width, arch)
+    shared = _SHARED.get(arch, _LEAST_SHARED)
+    while (block_m + 2 * max(stages - 1, 1) * block_n) * width * work.itemsize > shared and (
+        stages > 1 or block_n > 16
+    ):
+        if stages > 2 or (stages == 2 and block_n <= 16):
+            stages -= 1
+        else:
+            block_n //= 2
+    resident = 2 if warps <= 4 else 1
+    programs = -(-work.rows // block_m) * work.programs
+    return PagedTiles(block_m, block_n, warps, stages, _splits(programs, -(-work.keys // block_n), units * resident))
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is not below `number`."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _sizes(work: Work, width: int, arch: str) -> tuple[int, int, int, int]:
+    """Rows, keys, warps and stages before shared memory is looked at."""
+    rows = max(_LEAST, power_of_two(work.rows))
+    amd = arch.startswith("gfx")
+    if work.itemsize > 2:  # IEEE arithmetic, without tensor cores: whole operands must fit the registers
+        return min(rows, 32 if width <= 128 else 16), 16, 4 if amd else 8, 1
+    if width > 256:
+        return min(rows, 32), 32, 4 if amd or rows < 32 else 8, 1 if amd else 2
+    if width > 128:
+        return min(rows, 64), 32, 4 if amd or rows < 64 else 8, 1 if amd else 2
+    if amd:
+        return min(rows, 128), 64, 4, 2 if arch == "gfx950" else 1
+    if rows < 128 or (work.page_size % 64 and not arch.startswith(("sm_9", "sm_10"))):  # entries take registers, too
+        return min(rows, 64), 64, 4, 3
+    return 128, 64, 8, 3
+
+
+def _splits(programs: int, tiles: int, slots: int) -> int:
+    """Splits that end soonest: whole waves of programs over `slots`, each its share of `tiles` and a start."""
+    best, least = 1, float("inf")
+    for splits in range(1, max(1, min(tiles, _MOST_SPLITS)) + 1):
+        waves = -(-programs * splits // slots)
+        time = waves * (-(-tiles // splits) + _START) + (_COMBINE + 0.1 * splits if splits > 1 else 0.0)
+        if time < least:
+            best, least = splits, time
+    return best

@@ -1,0 +1,80 @@
+"""Documents whose values are followed by NaN or infinity: what a kernel that loads whole tiles multiplies by 0.
+
+Vendors' kernels give a hidden key the weight 0, but read its value all the same where it shares a tile with the last
+keys of a document, and 0 * NaN is NaN. `repair` computes such documents anew with a kernel that never reads what is
+hidden; where nothing is strange, which is almost always, it costs two launches that find nothing to do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from polyattn.kernels import flash
+from polyattn.kernels.flash import Scoring, Visibility, Window
+from polyattn.kernels.launch import launch
+from polyattn.kernels.tails_kernel import tails_kernel
+
+#: Rows that one program looks at, and elements of a row at once.
+_ROWS = 8
+_COLUMNS = 256
+
+
+def strange_tails(v: torch.Tensor, ends: torch.Tensor, reach: int) -> torch.Tensor:
+    """int32 [documents] on the device: 1 where one of the `reach` rows behind ends[d] (int32) is not finite.
+
+    v [documents,S,H,D], or [1,T,H,D], whose documents share one axis of rows.
+    """
+    documents = ends.shape[0]
+    flags = torch.zeros(documents, dtype=torch.int32, device=v.device)
+    shared = v.shape[0] == 1
+    launch(
+        tails_kernel, (documents, -(-reach // _ROWS)), v.device,
+        v, 0 if shared else v.stride(0), *v.stride()[1:], ends, ends.stride(0), v.shape[1], reach, flags,
+        HEADS=v.shape[2], DIM=v.shape[3], ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return flags
+
+
+def repair_samples(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scoring: tuple[bool, float, Window, float],
+    *,
+    used_q: torch.Tensor | None,
+    used_k: torch.Tensor,
+    reach: int,
+) -> None:
+    """In place: samples of out [B,Sq,H,Dv] and lse [B,H,Sq] with strange values behind their used_k[b] keys.
+
+    scoring: causal, scale, window, softcap.
+    """
+    marked = strange_tails(v, used_k, reach)
+    seen = Visibility(used_q=used_q, used_k=used_k, only_if=marked)
+    flash.batched(q, k, v, out, Scoring(*scoring), seen, need_lse=lse is not None, lse=lse)
+
+
+def repair_documents(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scoring: tuple[bool, float, Window, float],
+    *,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    reach: int,
+) -> None:
+    """In place: documents of out [T,H,Dv] and lse [H,T] with strange values behind their last key.
+
+    scoring: causal, scale, window, softcap.
+    """
+    marked = strange_tails(v.unsqueeze(0), cu_k[1:], reach)
+    seen = Visibility(only_if=marked)
+    flash.packed(
+        q, k, v, out, Scoring(*scoring), seen, cu_q=cu_q, cu_k=cu_k, max_q=max_q, need_lse=lse is not None, lse=lse
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Results of the driver's runs, merged into committed records: one JSON a question, the machine written in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+_RESULTS = ("native", "generic", "refused", "failed")
+#: Files of the folder that are no record of a question.
+_OTHERS = ("state", "facts")
+
+
+def collect(folder: Path, results: Path) -> list[Path]:
+    """Write what the folder holds under `results`; the paths written. A run that did not end is never called ok."""
+    facts = json.loads((folder / "facts.json").read_text()) if (folder / "facts.json").exists() else {}
+    machine = facts.get("machine", {})
+    written = []
+    for path in sorted(folder.glob("*.json")):
+        if path.stem not in _OTHERS:
+            record = json.loads(path.read_text())
+            written.append(_write(results, path.stem, record))
+    backends = conformance(folder / "conformance")
+    if backends:
+        question = "Do the backends pass the conformance kit on this device?"
+        record = {"question": question, "machine": machine, "ok": all(b["ok"] for b in backends), "backends": backends}
+        written.append(_write(results, "conformance", record))
+    if (folder / "pytest.xml").exists():
+        record = {"question": "Do the tests that need this device pass?", "machine": machine}
+        written.append(_write(results, "pytest", record | pytest_outcome(folder / "pytest.xml")))
+    return written
+
+
+def conformance(folder: Path) -> list[dict[str, Any]]:
+    """One entry a backend: counts by structure, failures in words, and whether every planned case ran."""
+    stems = sorted({path.name.rsplit(".", 2)[0] for path in folder.glob("*.jsonl")})
+    return [_backend(stem, sorted(folder.glob(f"{stem}.*.jsonl"))) for stem in stems]
+
+
+def _backend(stem: str, paths: Iterable[Path]) -> dict[str, Any]:
+    lines = [line for path in paths for line in kept_lines(path)]
+    planned = max((line["planned"] for line in lines if "planned" in line), default=0)
+    last: dict[str, dict[str, Any]] = {}
+    for line in sorted(lines, key=lambda line: line["at"]):
+        if "case" in line:
+            last[line["case"]] = line
+    counts: dict[str, Counter[str]] = {}
+    failures = []
+    for label, outcome in last.items():
+        problems = outcome.get("problems", ["began and did not end"])
+        structure = label.partition("/")[0]
+        counts.setdefault(structure, Counter())["failed" if problems else outcome["route"]] += 1
+        if problems:
+            failures.append({"case": label, "problems": problems})
+    platform, _, name = stem.partition("_")
+    return {
+        "backend": f"{platform}:{name}",
+        "ok": len(last) == planned > 0 and not failures,
+        "planned": planned,
+        "ran": len(last),
+        "counts": {structure: {word: found[word] for word in _RESULTS} for structure, found in counts.items()},
+        "failures": failures,
+        "seconds": round(sum(outcome.get("seconds", 0.0) for outcome in last.values()), 1),
+    }
+
+
+def kept_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of outcomes; one that a stopped process left half is no line."""
+    lines = []
+    for line in path.read_text().splitlines():
+        with suppress(json.JSONDecodeError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def pytest_outcome(report: Path) -> dict[str, Any]:
+    """Counts of a JUnit report, why tests were skipped, and which failed."""
+    root = ElementTree.parse(report).getroot()
+    cases = list(root.iter("testcase"))
+    wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    skips = Counter((found.get("message") or "no reason") for c in cases if (found := c.find("skipped")) is not None)
+    return {
+        "ok": bool(cases) and not wrong,
+        "passed": len(cases) - len(wrong) - sum(skips.values()),
+        "failed": [f"{case.get('classname')}::{case.get('name')}" for case in wrong],
+        "skipped_because": dict(skips.most_common()),
+    }
+
+
+def _write(results: Path, name: str, record: dict[str, Any]) -> Path:
+    path = results / f"{name}_{_device(record.get('machine', {}))}.json"
+    results.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _device(machine: dict[str, Any]) -> str:
+    """ "NVIDIA H200" is "h200"."""
+    words = re.findall(r"[a-z0-9]+", str(machine.get("device", "")).lower())
+    return words[-1] if words else "unknown"
