@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from polyattn.compositions.segments import spans_into as spans_into
     from polyattn.compositions.slice import prefix as prefix
     from polyattn.kernels.pages import write_rows as write_rows
+    from polyattn.kernels.quantise import quantise_fp8 as quantise_fp8
+    from polyattn.kernels.quantise import quantise_fp8_packed as quantise_fp8_packed
     from polyattn.kernels.tails import repair_documents as repair_documents
     from polyattn.kernels.tails import repair_samples as repair_samples
     from polyattn.machine import installed_versions as installed_versions
@@ -102,6 +104,8 @@ _LAZY = {
     "masked": "polyattn.backends.masked",
     "positive_scale": "polyattn.backends.fused",
     "prefix": "polyattn.compositions.slice",
+    "quantise_fp8": "polyattn.kernels.quantise",
+    "quantise_fp8_packed": "polyattn.kernels.quantise",
     "repair_documents": "polyattn.kernels.tails",
     "repair_samples": "polyattn.kernels.tails",
     "spans_into": "polyattn.compositions.segments",
