@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, varlen
 from polyattn_cuda.fa3_operator import BUILD
+from polyattn_cuda.fa3_training import objections
 
 
 def backend() -> Backend:
@@ -14,7 +15,8 @@ def backend() -> Backend:
     return Backend(
         "fa3",
         (
-            *(Slot(f"{_FORWARD}:{name}", _features(*kinds), _BOUND.get(name, "")) for name, kinds in _SLOTS),
+            *(Slot(f"{_FORWARD}:{name}", replace(_FEATURES, kinds=kinds), bind) for name, kinds, bind in _SLOTS),
+            *(Slot(f"{_TRAINING}:{name}", replace(_TRAINED, kinds=frozenset({name})), bind) for name, bind in _GRADS),
             *(Slot(f"{_FP8}:{name}", replace(_FP8_FEATURES, kinds=frozenset({name}))) for name in _FP8_SLOTS),
         ),
         requires=(Requires(name, "", hint),),
@@ -24,22 +26,26 @@ def backend() -> Backend:
 
 
 _FORWARD, _FP8 = "polyattn_cuda.fa3_forward", "polyattn_cuda.fa3_fp8"
+#: Slot, structure kinds, what binds it to one shape.
 _SLOTS = (
-    ("dense", ("dense",)),
-    ("prefix_kv", ("prefix_kv",)),
-    ("key_padding", ("key_padding",)),
-    ("packed", ("packed",)),
-    ("spans", ("spans",)),
-    ("packed_spans", ("packed", "spans")),
+    ("dense", frozenset({"dense"}), f"{_FORWARD}:bound_dense"),
+    ("prefix_kv", frozenset({"prefix_kv"}), ""),
+    ("key_padding", frozenset({"key_padding"}), ""),
+    ("packed", frozenset({"packed"}), ""),
+    ("spans", frozenset({"spans"}), ""),
+    ("packed_spans", frozenset({"packed", "spans"}), ""),
 )
+_TRAINING = "polyattn_cuda.fa3_training"
+_GRADS = (("dense", f"{_TRAINING}:bound_dense"), ("prefix_kv", ""))
 _FP8_SLOTS = ("dense", "prefix_kv", "key_padding", "packed") if BUILD.fp8 else ()
-#: Slot -> what binds it to one shape.
-_BOUND = {"dense": f"{_FORWARD}:bound_dense"}
 
 _FEATURES = Features(
-    causal=True, window=BUILD.window, softcap=BUILD.softcap, lse=True, gqa=True, deterministic=True, out=True,
+    causal=True, softcap=BUILD.softcap, lse=True, gqa=True, deterministic=True, out=True,
     capture=True, dtypes=frozenset({"bfloat16", "float16"} if BUILD.fp16 else {"bfloat16"}),
     head_dims=range(8, 257, 8),
+)  # fmt: skip
+_TRAINED = Features(
+    causal=True, gqa=True, backward=True, capture=True, dtypes=_FEATURES.dtypes, head_dims=range(8, 129, 8)
 )  # fmt: skip
 _FP8_FEATURES = replace(
     _FEATURES, dtypes=frozenset({"bfloat16", "float16"}), head_dims=range(16, 257, 16), quant=frozenset({"fp8"}),
@@ -47,12 +53,8 @@ _FP8_FEATURES = replace(
 )  # fmt: skip
 
 
-def _features(*kinds: str) -> Features:
-    return replace(_FEATURES, kinds=frozenset(kinds), window=BUILD.window and "spans" not in kinds)
-
-
 def _objections(request: Request, machine: Machine) -> tuple[str, ...]:
-    reasons = list(varlen.packs_in_place(request, machine))
+    reasons = [*varlen.packs_in_place(request, machine), *objections(request)]
     if machine.arch and machine.arch not in _ARCHS:
         reasons.append(f"{machine.arch} is none of the architectures it is built for, {', '.join(_ARCHS)}")
     cuda = machine.versions.get("cuda", "13")
