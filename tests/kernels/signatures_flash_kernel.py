@@ -59,7 +59,9 @@ def _signature(
         "UNIT": 16 // _BYTES[dtype], "WIDE": False,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    return Signature(name, kernel, arguments, options, (arch,), spills_allowed)
+    # The large tile of Hopper keeps a few registers on the stack, and is 17% faster all the same (on an H200).
+    hopper = arch == "sm_90" and max(head_dim, v_head_dim) > 64 and tile.block_n == 128
+    return Signature(name, kernel, arguments, options, (arch,), 256 if hopper else spills_allowed)
 
 
 _PACKED = {"cu_q": "*i32", "cu_k": "*i32"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyattn.kernels.paged_kernels import combine_splits_kernel, paged_attention_kernel
+from polyattn.kernels.combine_kernel import combine_splits_kernel
+from polyattn.kernels.paged_kernels import paged_attention_kernel
 from polyattn.kernels.paged_tiles import COMBINE_AHEAD, COMBINE_WARPS, COMBINED, Work, paged_tiles, power_of_two
 from tests.kernels.offline import ALL, Signature
 

@@ -7,12 +7,12 @@ from typing import Any
 from polyattn.kernels import quantise_kernels, quantise_tiles
 from tests.kernels.offline import Signature
 
-#: Those whose hardware, or Triton on it, knows e4m3.
+#: Where e4m3 is known to the hardware, or to Triton on it: nothing is quantised to it elsewhere.
 _FP8 = ("sm_90", "sm_100", "gfx942", "gfx950")
 
 
 def _arguments(
-    dtype: str, heads: int, kv_heads: int, dim: int, v_dim: int, *, rotate: bool, used: bool
+    dtype: str, heads: int, kv_heads: int, dim: int, v_dim: int, *, rotate: bool, ends: bool, packed: bool = False
 ) -> dict[str, Any]:
     cuts = {
         "q": quantise_tiles.cut(heads, dim),
@@ -20,11 +20,14 @@ def _arguments(
         "v": quantise_tiles.cut(kv_heads, v_dim),
     }
     arguments: dict[str, Any] = {
-        "batch": "i32",
+        "samples": "i32",
+        "scales": "i32",
         "length_q": "i32",
         "length_k": "i32",
-        "used_q": "*i32" if used else None,
-        "used_k": "*i32" if used else None,
+        "rows_q": "i32",
+        "rows_k": "i32",
+        "ends_q": "*i32" if ends else None,
+        "ends_k": "*i32" if ends else None,
         "largest": "*i32:16",
         "kv_heads": "i32",
         "BLOCK": cuts["q"].block,
@@ -33,6 +36,7 @@ def _arguments(
         "V_IN_HEAD": v_dim // cuts["v"].block,
         "GROUP": heads // kv_heads,
         "ROTATE": rotate,
+        "PACKED": packed,
         "LOOPS": quantise_tiles.LOOPS,
     }
     for name, cut in cuts.items():
@@ -53,20 +57,29 @@ def _cast(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | extra | {f"{name}_out": "*fp8e4nv:16" for name in "qkv"}
 
 
-def _options(arguments: dict[str, Any]) -> dict[str, int]:
-    return {"num_warps": quantise_tiles.warps(arguments["BLOCK"]), "num_stages": quantise_tiles.STAGES}
+def _options(warps: int) -> dict[str, int]:
+    return {"num_warps": warps, "num_stages": quantise_tiles.STAGES}
 
 
 _USES = {
-    "rotated-128": _arguments("bf16", 40, 40, 128, 128, rotate=True, used=False),
-    "plain-128": _arguments("bf16", 24, 8, 128, 128, rotate=False, used=True),
-    "rotated-72": _arguments("fp16", 16, 16, 72, 40, rotate=True, used=True),
-    "rotated-96": _arguments("bf16", 12, 4, 96, 96, rotate=True, used=True),
-    "rotated-64": _arguments("bf16", 24, 24, 64, 64, rotate=True, used=False),
-    "rotated-256": _arguments("bf16", 8, 8, 256, 128, rotate=True, used=False),
+    "rotated-128": _arguments("bf16", 40, 40, 128, 128, rotate=True, ends=False),
+    "packed-128": _arguments("bf16", 40, 40, 128, 128, rotate=True, ends=True, packed=True),
+    "plain-128": _arguments("bf16", 24, 8, 128, 128, rotate=False, ends=True),
+    "rotated-72": _arguments("fp16", 16, 16, 72, 40, rotate=True, ends=True),
+    "rotated-96": _arguments("bf16", 12, 4, 96, 96, rotate=True, ends=True),
+    "rotated-64": _arguments("bf16", 24, 24, 64, 64, rotate=True, ends=False),
+    "rotated-256": _arguments("bf16", 8, 8, 256, 128, rotate=True, ends=False),
 }
 
 SIGNATURES = (
-    *(Signature(name, quantise_kernels.largest_kernel, use, _options(use)) for name, use in _USES.items()),
-    *(Signature(name, quantise_kernels.cast_kernel, _cast(use), _options(use), _FP8) for name, use in _USES.items()),
+    *(
+        Signature(
+            name, quantise_kernels.largest_kernel, use, _options(quantise_tiles.largest_warps(use["BLOCK"])), _FP8
+        )
+        for name, use in _USES.items()
+    ),
+    *(
+        Signature(name, quantise_kernels.cast_kernel, _cast(use), _options(quantise_tiles.CAST_WARPS), _FP8)
+        for name, use in _USES.items()
+    ),
 )

@@ -7,7 +7,7 @@ from tests.kernels.offline import Signature
 
 
 def _pack(dtype: str, itemsize: int, shapes: dict[str, tuple[int, int]], dense: bool) -> dict[str, object]:
-    tile = row_tiles.tile_of(itemsize)
+    tile = row_tiles.cut(1, itemsize).tile
     arguments: dict[str, object] = {
         "index": "*i64",
         "kept": "i32",
@@ -27,13 +27,13 @@ def _pack(dtype: str, itemsize: int, shapes: dict[str, tuple[int, int]], dense: 
             f"{name}_head": stride,
             f"{name.upper()}_WIDTH": heads * dim,
             f"{name.upper()}_SEGMENT": heads * dim if dense else dim,
-            f"{name.upper()}_COLUMNS": row_tiles.columns(heads * dim, tile) if name in shapes else 1,
+            f"{name.upper()}_COLUMNS": row_tiles.cut(heads * dim, itemsize).columns if name in shapes else 1,
         }
     return arguments
 
 
 def _unpack(dtype: str, itemsize: int, heads: int, dim: int, *, lse: bool, prefix: bool) -> dict[str, object]:
-    tile = row_tiles.tile_of(itemsize)
+    cut = row_tiles.cut(heads * dim, itemsize)
     return {
         "place": "*i32",
         "kept": "i32",
@@ -49,8 +49,8 @@ def _unpack(dtype: str, itemsize: int, heads: int, dim: int, *, lse: bool, prefi
         "lse_out": "*fp32:16" if lse else None,
         "WIDTH": heads * dim,
         "SEGMENT": heads * dim,
-        "COLUMNS": row_tiles.columns(heads * dim, tile),
-        "TILE": tile,
+        "COLUMNS": cut.columns,
+        "TILE": cut.tile,
         "HEADS": heads,
         "LSE_ROWS": row_tiles.LSE_ROWS,
         "PREFIX": prefix,
@@ -58,7 +58,7 @@ def _unpack(dtype: str, itemsize: int, heads: int, dim: int, *, lse: bool, prefi
 
 
 def _clear(heads: int, dim: int, *, lse: bool) -> dict[str, object]:
-    tile = row_tiles.tile_of(2)
+    cut = row_tiles.cut(heads * dim, 2)
     return {
         "used": "*i32",
         "used_stride": 1,
@@ -74,8 +74,8 @@ def _clear(heads: int, dim: int, *, lse: bool) -> dict[str, object]:
         "lse_row": 1,
         "WIDTH": heads * dim,
         "SEGMENT": heads * dim,
-        "COLUMNS": row_tiles.columns(heads * dim, tile),
-        "TILE": tile,
+        "COLUMNS": cut.columns,
+        "TILE": cut.tile,
         "HEADS": heads,
         "LSE_ROWS": row_tiles.LSE_ROWS,
     }

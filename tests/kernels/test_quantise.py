@@ -7,6 +7,7 @@ below 2**-6 off instead of rounding them: only a GPU is held to what it would be
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -164,19 +165,44 @@ def test_heads_of_zeros_stay_zeros(device: str) -> None:
         assert bool((descale > 0).all())
 
 
-def test_packed_documents_share_a_scale_and_rows_past_them_become_0(device: str) -> None:
-    q, k, v = (tensor[0] for tensor in _inputs(device, torch.float16, (4, 2, 32, 16), (1, 30, 40)))
-    cu_q = torch.tensor([0, 10, 10, 25], dtype=torch.int32, device=device)
-    cu_k = torch.tensor([0, 3, 20, 33], dtype=torch.int32, device=device)
+@pytest.mark.parametrize("longest", [(None, None), (15, 17), (1, 1)], ids=["unknown", "known", "understated"])
+def test_each_packed_document_has_its_own_scales_and_rows_past_them_become_0(
+    longest: tuple[int | None, int | None], device: str
+) -> None:
+    q, k, v = (tensor[0] for tensor in _inputs(device, torch.float16, (4, 2, 32, 16), (1, 300, 40)))
+    ends_q, ends_k = [0, 10, 10, 25], [0, 3, 20, 33]
+    k[3:20] *= 30
     for tensor, end in ((q, 25), (k, 33), (v, 33)):
         tensor[end:] = math.nan
-    found = quantise_fp8_packed(q, k, v, True, cu_q, cu_k)
-    one = quantise_fp8(q[None, :25], k[None, :33], v[None, :33], True)
-    for fp8, expected in zip(found[:3], one[:3], strict=True):
-        assert torch.equal(fp8[: expected.shape[1]].float(), expected[0].float())
-        assert bool((fp8[expected.shape[1] :].float() == 0).all())
-    for descale, expected in zip(found[3:], one[3:], strict=True):
-        assert torch.equal(descale, expected.expand(3, -1))
+    boundaries = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in (ends_q, ends_k)]
+    found = quantise_fp8_packed(q, k, v, True, *boundaries, *longest)
+    for index, (tensor, ends) in enumerate(((q, ends_q), (k, ends_k), (v, ends_k))):
+        fp8, descale = found[index], found[3 + index]
+        assert tuple(descale.shape) == (3, 2)
+        assert bool((fp8[ends[-1] :].float() == 0).all())
+        for document, (start, end) in enumerate(pairwise(ends)):
+            if start < end:
+                part = tensor[None, start:end]
+                alone = (part, part[:, :, :2], part[:, :, :2]) if index == 0 else (part, part, part)
+                expected = quantise_fp8(*alone, index != 2)
+                assert torch.equal(fp8[start:end].float(), expected[0][0].float())
+                assert torch.equal(descale[document], expected[3][0])
+
+
+def test_one_packed_document_is_one_sample(device: str) -> None:
+    q, k, v = _inputs(device, torch.float16, (4, 2, 24, 40), (1, 30, 41))
+    cu_q, cu_k = (torch.tensor([0, rows], dtype=torch.int32, device=device) for rows in (30, 41))
+    packed = quantise_fp8_packed(q[0], k[0], v[0], False, cu_q, cu_k)
+    for found, expected in zip(packed[:3], quantise_fp8(q, k, v, False)[:3], strict=True):
+        assert torch.equal(found.float(), expected[0].float())
+
+
+def test_boundaries_past_the_rows_are_those_of_the_rows(device: str) -> None:
+    q, k, v = (tensor[0] for tensor in _inputs(device, torch.float16, (2, 2, 32, 16), (1, 30, 40)))
+    wild = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in ([-5, 12, 99, 1000], [-1, 7, 99, 41])]
+    tame = [torch.tensor(ends, dtype=torch.int32, device=device) for ends in ([0, 12, 30, 30], [0, 7, 40, 40])]
+    found, expected = (quantise_fp8_packed(q, k, v, True, *boundaries) for boundaries in (wild, tame))
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, expected, strict=True))
 
 
 def test_the_same_bits_each_time_and_inputs_unchanged(device: str) -> None:

@@ -249,7 +249,7 @@ def test_clear_of_packed_rows_reads_the_last_boundary(device: str) -> None:
 
 def test_clear_of_more_tiles_than_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_tiles, "CLEARING_PROGRAMS", 2)
-    monkeypatch.setattr(row_tiles, "TILE_BYTES", 512)
+    monkeypatch.setattr(row_tiles, "cut", lambda width, itemsize: row_tiles.Cut(64, 2, 2, 128))
     out = _random(device, torch.float32, 1, 70, 3, 40)
     expected = torch.cat([out[:, :3], torch.zeros_like(out[:, 3:])], dim=1)
     clear(out, None, torch.tensor([3], dtype=torch.int32, device=device))
@@ -308,5 +308,7 @@ def test_inference_mode(device: str) -> None:
     ("width", "columns"), [(24 * 128, 1024), (40 * 128, 1024), (17 * 80, 128), (2 * 64, 128), (48, 64), (1, 1)]
 )
 def test_few_lanes_of_a_row_are_idle(width: int, columns: int) -> None:
-    assert row_tiles.columns(width, 8192) == columns
-    assert width <= 64 or -(-width // columns) * columns <= 1.05 * width
+    cut = row_tiles.cut(width, 2)
+    assert cut.columns == columns
+    assert width <= cut.columns * cut.chunks
+    assert width <= 64 or cut.columns * cut.chunks <= 1.05 * width

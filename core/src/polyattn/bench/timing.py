@@ -77,7 +77,8 @@ class DeviceClock:
 
     def host_ms(self, call: Call) -> float:
         """The least of a few, each with an idle queue; a call that waits for the device needs no lead."""
-        found, begun = [], time.perf_counter()
+        found: list[float] = []
+        begun = time.perf_counter()
         while len(found) < 5 and time.perf_counter() - begun < _LONG_SECONDS:
             self._module.synchronize()
             found.append(_wall_ms(call, 1))

@@ -60,7 +60,10 @@ def under_mask(
     need_lse: bool,
     options: tuple[object, ...],
 ) -> Result:
-    """A slot of any of these kinds over one for "mask" or "bias"; the mask is made once for all layers."""
+    """A slot of any of these kinds over one for "mask" or "bias"; the mask is made once for all layers.
+
+    Under one mask 0 * NaN would carry a document's NaN to its neighbours: strange keys are put aside.
+    """
     packed = isinstance(meta, PackedMeta)
     if packed:
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
@@ -69,12 +72,19 @@ def under_mask(
     else:
         blind, mask = _masks(meta, q, k, causal, window)
         q = q.masked_fill(blind, 0.0)  # what a padded query row holds must not matter, NaN included
+    strange = None
+    if packed:
+        strange = over_heads((k.isfinite().all(-1) & v.isfinite().all(-1)).all(-1).logical_not())
+        k, v = k.masked_fill(strange, 0.0), v.masked_fill(strange, 0.0)
     result, lse = inner(
         q, k, v, None, meta=mask, causal=False, scale=scale, window=None, softcap=softcap, need_lse=need_lse,
         options=options,
     )  # fmt: skip
-    if packed:
-        result, lse = result.squeeze(0), None if lse is None else lse.squeeze(0)
+    if strange is not None:
+        assert mask.keep is not None
+        sees = (mask.keep & strange.reshape(1, 1, 1, -1)).any(dim=-1)  # [1,1,T]: what these rows see is NaN by right
+        result = result.masked_fill(sees.reshape(1, -1, 1, 1), float("nan")).squeeze(0)
+        lse = None if lse is None else lse.masked_fill(sees, float("nan")).squeeze(0)
     return written(out, result), lse
 
 

@@ -2,8 +2,11 @@
 
     rows.py        packing kept rows, scattering them back, clearing what lies behind a row's end
     quantise.py    FP8 with a scale per head, queries and keys rotated
-    flash.py       packed (varlen) attention with LSE
+    flash.py       attention with LSE: padded batches, packed documents, spans
+    tails.py       documents that NaN or infinity behind them would spoil
     pages.py, paged_attention.py    a paged cache: writing by slots, attention over a block table
+
+Those are called; the Triton kernels are in files of their own beside them (`*_kernel.py`, `*_kernels.py`).
 
 Importing the package imports nothing; its files import Triton, so that only a platform's slots reach for them. How
 blocks are sized stands beside the kernels, never among them (`*_tiles.py`), and `launch.py` starts each kernel on its

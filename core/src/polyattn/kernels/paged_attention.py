@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 
 from polyattn.backends.calls import Result
+from polyattn.kernels.combine_kernel import combine_splits_kernel
 from polyattn.kernels.launch import architecture_of, launch
-from polyattn.kernels.paged_kernels import combine_splits_kernel, paged_attention_kernel
+from polyattn.kernels.paged_kernels import paged_attention_kernel
 from polyattn.kernels.paged_tiles import (
     COMBINE_AHEAD,
     COMBINE_WARPS,

@@ -49,47 +49,78 @@ def quantise_fp8(
     The scale of q is that of the largest value among the query heads of the group. A head that is all zeros stays so.
     The same bits run to run.
     """
+    batch, queries = q.shape[:2]
+    return _quantised(q, k, v, rotate, used_q, used_k, batch, queries, k.shape[1], packed=False)
+
+
+def quantise_fp8_packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotate: bool,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int | None = None,
+    max_k: int | None = None,
+) -> Quantised:
+    """`quantise_fp8` of documents q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv]; rows past the last boundary become 0.
+
+    Each document has its own scales, descales are [documents, Hk]. cu_q and cu_k are int32 [documents + 1] on the
+    device; max_q and max_k, the longest documents, only spare programs that would find nothing to do.
+    """
+    documents = cu_q.shape[0] - 1
+    longest = (q.shape[0] if max_q is None else max_q, k.shape[0] if max_k is None else max_k)
+    q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    found = _quantised(q, k, v, rotate, cu_q, cu_k, documents, *longest, packed=True)
+    return found._replace(q=found.q.squeeze(0), k=found.k.squeeze(0), v=found.v.squeeze(0))
+
+
+def _quantised(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotate: bool,
+    ends_q: torch.Tensor | None,
+    ends_k: torch.Tensor | None,
+    samples: int,
+    length_q: int,
+    length_k: int,
+    *,
+    packed: bool,
+) -> Quantised:
+    """Of `samples` samples or documents with programs for the given lengths."""
     q, k, v = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (q, k, v))
-    batch, queries, heads, dim = q.shape
-    keys, kv_heads, v_dim = k.shape[1], k.shape[2], v.shape[3]
-    largest = torch.zeros(3, batch, kv_heads, dtype=torch.int32, device=q.device)
-    descale = torch.empty(3, batch, kv_heads, dtype=torch.float32, device=q.device)
+    heads, dim, kv_heads, v_dim = *q.shape[2:], *v.shape[2:]
+    scales = samples + packed  # the rows past the documents are cast like one of zeros
+    largest = torch.zeros(3, scales, kv_heads, dtype=torch.int32, device=q.device)
+    descale = torch.empty(3, scales, kv_heads, dtype=torch.float32, device=q.device)
     q8, k8, v8 = (torch.empty(tensor.shape, dtype=FP8, device=q.device) for tensor in (q, k, v))
     cuts = tuple(quantise_tiles.cut(*tensor.shape[2:]) for tensor in (q, k, v))
-    span = quantise_tiles.LOOPS
+    lengths = (max(length_q, 1), max(length_k, 1))
     programs = sum(
-        batch * -(-rows // (cut.tokens * span)) * (cut.units // cut.beside)
-        for rows, cut in zip((queries, keys, keys), cuts, strict=True)
+        -(-length // (cut.tokens * quantise_tiles.LOOPS)) * (cut.units // cut.beside)
+        for length, cut in zip((lengths[0], lengths[1], lengths[1]), cuts, strict=True)
     )
     block, v_block = cuts[0].block, cuts[2].block
     constants = {
         "BLOCK": block, "IN_HEAD": dim // block, "V_BLOCK": v_block, "V_IN_HEAD": v_dim // v_block,
-        "GROUP": heads // kv_heads, "ROTATE": rotate, "LOOPS": span,
-        "num_warps": quantise_tiles.warps(block), "num_stages": quantise_tiles.STAGES,
+        "GROUP": heads // kv_heads, "ROTATE": rotate, "PACKED": packed, "LOOPS": quantise_tiles.LOOPS,
+        "num_stages": quantise_tiles.STAGES,
     }  # fmt: skip
     for name, cut in zip("QKV", cuts, strict=True):
         constants |= {f"{name}_UNITS": cut.units, f"{name}_BESIDE": cut.beside, f"{name}_TOKENS": cut.tokens}
-    shared = (batch, queries, keys, used_q, used_k, largest)
+    strides_q, strides_k, strides_v = (
+        (0 if packed else tensor.stride(0), tensor.stride(1), tensor.stride(2)) for tensor in (q, k, v)
+    )
+    shared = (scales, *lengths, q.shape[1], k.shape[1], ends_q, ends_k, largest)
     launch(
-        largest_kernel, (programs,), q.device,
-        *shared, kv_heads, q, *q.stride()[:3], k, *k.stride()[:3], v, *v.stride()[:3], **constants,
+        largest_kernel, (samples * programs,), q.device,
+        samples, *shared, kv_heads, q, *strides_q, k, *strides_k, v, *strides_v,
+        num_warps=quantise_tiles.largest_warps(block), **constants,
     )  # fmt: skip
     launch(
-        cast_kernel, (programs,), q.device,
-        *shared, descale, kv_heads, q, q8, *q.stride()[:3], k, k8, *k.stride()[:3], v, v8, *v.stride()[:3],
-        FACTOR=block**-0.5 if rotate else 1.0, **constants,
+        cast_kernel, (scales * programs,), q.device,
+        scales, *shared, descale, kv_heads, q, q8, *strides_q, k, k8, *strides_k, v, v8, *strides_v,
+        FACTOR=block**-0.5 if rotate else 1.0, num_warps=quantise_tiles.CAST_WARPS, **constants,
     )  # fmt: skip
-    return Quantised(q8, k8, v8, *descale.unbind(0))
-
-
-def quantise_fp8_packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotate: bool, cu_q: torch.Tensor, cu_k: torch.Tensor
-) -> Quantised:
-    """`quantise_fp8` of packed documents q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv]; rows past the last boundary become 0.
-
-    All documents share one scale a KV head, so that a row's bits do depend on the other documents' largest values; the
-    descales are that one, seen [documents, Hk].
-    """
-    found = quantise_fp8(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), rotate, cu_q[-1:], cu_k[-1:])
-    q8, k8, v8 = (tensor.squeeze(0) for tensor in found[:3])
-    return Quantised(q8, k8, v8, *(descale.expand(cu_q.shape[0] - 1, -1) for descale in found[3:]))
+    return Quantised(q8, k8, v8, *descale.narrow(1, 0, samples).unbind(0))

@@ -1,9 +1,12 @@
 """Triton kernels that quantise to FP8 (e4m3) with a scale per head, in two passes: largest values, then the cast.
 
 A token is cut into vectors ("units") of BLOCK elements, heads and blocks of the head dimension counted as one. A tile
-is TOKENS tokens by BESIDE units that lie beside each other; a program goes through several tiles of the same units.
-Where it rotates, each vector is multiplied by the Hadamard matrix of +1 and -1, which is exact in any dtype; its
-factor BLOCK**-0.5 is left to the scales.
+is TOKENS tokens by BESIDE units that lie beside each other; the programs of a sample and some units take turns with
+its tiles. Where it rotates, each vector is multiplied by the Hadamard matrix of +1 and -1, which is exact in any
+dtype; its factor BLOCK**-0.5 is left to the scales.
+
+A sample is one of a batch, of which `ends` [B] says how many rows count; or, PACKED, a document between two of the
+boundaries `ends` [documents + 1], and after them what is left of the `rows`, which counts for nothing.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -11,6 +14,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+_COUNTS = ("samples", "scales", "length_q", "length_k", "rows_q", "rows_k")
+_ENDS = ("ends_q", "ends_k")
 
 
 @triton.jit
@@ -28,25 +34,30 @@ def _hadamard(like, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _place(number, length, UNITS: tl.constexpr, BESIDE: tl.constexpr, SPAN: tl.constexpr):
-    """(sample, first token, first unit) of a program; programs of the same tokens follow each other."""
+    """(sample, which of its programs, how many they are, first unit); programs of the same tokens follow each other."""
     GROUPS: tl.constexpr = UNITS // BESIDE
     block = number // GROUPS
     blocks = (length + SPAN - 1) // SPAN
     sample = block // blocks
-    return sample, (block - sample * blocks) * SPAN, (number - block * GROUPS) * BESIDE
+    return sample, block - sample * blocks, blocks, (number - block * GROUPS) * BESIDE
 
 
 @triton.jit
-def _programs(batch, length, UNITS: tl.constexpr, BESIDE: tl.constexpr, SPAN: tl.constexpr):
-    return batch * ((length + SPAN - 1) // SPAN) * (UNITS // BESIDE)
+def _programs(samples, length, UNITS: tl.constexpr, BESIDE: tl.constexpr, SPAN: tl.constexpr):
+    return samples * ((length + SPAN - 1) // SPAN) * (UNITS // BESIDE)
 
 
 @triton.jit
-def _limit(used, sample, length):
-    """Tokens of a sample that count; those behind hold anything."""
-    if used is not None:
-        return tl.minimum(tl.load(used + sample), length).to(tl.int32)
-    return length
+def _extent(sample, scales, length, rows, ends, PACKED: tl.constexpr):
+    """(first row, rows, rows that count) of a sample; those that do not count hold anything."""
+    if PACKED:
+        first = tl.minimum(tl.maximum(tl.load(ends + sample), 0), rows)
+        last = tl.load(ends + sample + 1, mask=sample < scales - 1, other=rows)
+        held = tl.minimum(tl.maximum(last, first), rows) - first
+        return first, held, tl.where(sample < scales - 1, held, 0)
+    if ends is not None:
+        return 0, length, tl.minimum(tl.load(ends + sample), length).to(tl.int32)
+    return 0, length, length
 
 
 @triton.jit
@@ -60,16 +71,16 @@ def _load(pointers, mask, matrix, ROTATE: tl.constexpr):
 
 @triton.jit
 def _largest_of(
-    number, batch, x, batch_stride, row_stride, head_stride, length, used, largest, kv_heads,
+    number, samples, scales, x, batch_stride, row_stride, head_stride, length, rows, ends, largest, kv_heads,
     BLOCK: tl.constexpr, UNITS: tl.constexpr, BESIDE: tl.constexpr, TOKENS: tl.constexpr, IN_HEAD: tl.constexpr,
-    GROUP: tl.constexpr, ROTATE: tl.constexpr, LOOPS: tl.constexpr,
+    GROUP: tl.constexpr, ROTATE: tl.constexpr, PACKED: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
     """A program's share of one tensor's largest values, if it has one of that number; how many it has."""
     WIDTH: tl.constexpr = 16 if ROTATE and BLOCK < 16 else BLOCK
-    programs = _programs(batch, length, UNITS, BESIDE, TOKENS * LOOPS)
+    programs = _programs(samples, length, UNITS, BESIDE, TOKENS * LOOPS)
     if (number >= 0) & (number < programs):
-        sample, start, unit = _place(number, length, UNITS, BESIDE, TOKENS * LOOPS)
-        limit = tl.minimum(_limit(used, sample, length), start + TOKENS * LOOPS)
+        sample, block, blocks, unit = _place(number, length, UNITS, BESIDE, TOKENS * LOOPS)
+        start, _, counted = _extent(sample, scales, length, rows, ends, PACKED)
         vector = tl.arange(0, TOKENS * BESIDE)
         units = unit + vector % BESIDE
         column = tl.arange(0, WIDTH)
@@ -77,10 +88,10 @@ def _largest_of(
         base += (units // IN_HEAD).to(tl.int64) * head_stride + (units % IN_HEAD) * BLOCK
         matrix = _hadamard(x, BLOCK, WIDTH)
         found = tl.zeros([TOKENS * BESIDE], dtype=tl.float32)
-        for first in range(start, limit, TOKENS):
+        for first in range(block * TOKENS, counted, blocks * TOKENS):
             token = first + vector // BESIDE
-            mask = (token < limit)[:, None] & (column < BLOCK)[None, :]
-            pointers = x + (base + token.to(tl.int64) * row_stride)[:, None] + column[None, :]
+            mask = (token < counted)[:, None] & (column < BLOCK)[None, :]
+            pointers = x + (base + (start + token).to(tl.int64) * row_stride)[:, None] + column[None, :]
             found = tl.maximum(found, tl.max(tl.abs(_load(pointers, mask, matrix, ROTATE)), 1))
         of_unit = tl.max(tl.reshape(found, (TOKENS, BESIDE)), 0)
         head = (unit + tl.arange(0, BESIDE)) // IN_HEAD
@@ -89,45 +100,48 @@ def _largest_of(
     return programs
 
 
-@triton.jit(do_not_specialize=("batch", "length_q", "length_k"), do_not_specialize_on_alignment=("used_q", "used_k"))
+@triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_ENDS)
 def largest_kernel(
-    batch, length_q, length_k, used_q, used_k, largest, kv_heads,
+    samples, scales, length_q, length_k, rows_q, rows_k, ends_q, ends_k, largest, kv_heads,
     q, q_batch, q_row, q_head, k, k_batch, k_row, k_head, v, v_batch, v_row, v_head,
     BLOCK: tl.constexpr, IN_HEAD: tl.constexpr, Q_UNITS: tl.constexpr, Q_BESIDE: tl.constexpr, Q_TOKENS: tl.constexpr,
     K_UNITS: tl.constexpr, K_BESIDE: tl.constexpr, K_TOKENS: tl.constexpr,
     V_BLOCK: tl.constexpr, V_IN_HEAD: tl.constexpr, V_UNITS: tl.constexpr, V_BESIDE: tl.constexpr,
-    V_TOKENS: tl.constexpr, GROUP: tl.constexpr, ROTATE: tl.constexpr, LOOPS: tl.constexpr,
+    V_TOKENS: tl.constexpr, GROUP: tl.constexpr, ROTATE: tl.constexpr, PACKED: tl.constexpr, LOOPS: tl.constexpr,
 ):  # fmt: skip
-    """largest [3,B,kv_heads] (bits of float32, 0 before) of |q|, |k| and |v|, q and k rotated."""
+    """largest [3,scales,kv_heads] (bits of float32, 0 before) of |q|, |k| and |v|, q and k rotated."""
     number = tl.program_id(0)
     number -= _largest_of(
-        number, batch, q, q_batch, q_row, q_head, length_q, used_q, largest, kv_heads,
-        BLOCK, Q_UNITS, Q_BESIDE, Q_TOKENS, IN_HEAD, GROUP, ROTATE, LOOPS,
+        number, samples, scales, q, q_batch, q_row, q_head, length_q, rows_q, ends_q, largest, kv_heads,
+        BLOCK, Q_UNITS, Q_BESIDE, Q_TOKENS, IN_HEAD, GROUP, ROTATE, PACKED, LOOPS,
     )  # fmt: skip
+    largest += scales * kv_heads
     number -= _largest_of(
-        number, batch, k, k_batch, k_row, k_head, length_k, used_k, largest + batch * kv_heads, kv_heads,
-        BLOCK, K_UNITS, K_BESIDE, K_TOKENS, IN_HEAD, 1, ROTATE, LOOPS,
+        number, samples, scales, k, k_batch, k_row, k_head, length_k, rows_k, ends_k, largest, kv_heads,
+        BLOCK, K_UNITS, K_BESIDE, K_TOKENS, IN_HEAD, 1, ROTATE, PACKED, LOOPS,
     )  # fmt: skip
+    largest += scales * kv_heads
     _largest_of(
-        number, batch, v, v_batch, v_row, v_head, length_k, used_k, largest + 2 * batch * kv_heads, kv_heads,
-        V_BLOCK, V_UNITS, V_BESIDE, V_TOKENS, V_IN_HEAD, 1, False, LOOPS,
+        number, samples, scales, v, v_batch, v_row, v_head, length_k, rows_k, ends_k, largest, kv_heads,
+        V_BLOCK, V_UNITS, V_BESIDE, V_TOKENS, V_IN_HEAD, 1, False, PACKED, LOOPS,
     )  # fmt: skip
 
 
 @triton.jit
 def _cast(
-    number, batch, x, out, batch_stride, row_stride, head_stride, length, used, largest, descale, kv_heads,
+    number, samples, scales, x, out, batch_stride, row_stride, head_stride, length, rows, ends, largest, descale,
+    kv_heads,
     BLOCK: tl.constexpr, UNITS: tl.constexpr, BESIDE: tl.constexpr, TOKENS: tl.constexpr, IN_HEAD: tl.constexpr,
-    GROUP: tl.constexpr, ROTATE: tl.constexpr, LOOPS: tl.constexpr, FACTOR: tl.constexpr,
+    GROUP: tl.constexpr, ROTATE: tl.constexpr, PACKED: tl.constexpr, LOOPS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """A program's share of one tensor's cast, if it has one of that number; how many it has."""
     LARGEST: tl.constexpr = 448.0  # of e4m3
     SMALLEST: tl.constexpr = 1e-30  # for a head that is all zeros: nothing is divided by zero
     WIDTH: tl.constexpr = 16 if ROTATE and BLOCK < 16 else BLOCK
-    programs = _programs(batch, length, UNITS, BESIDE, TOKENS * LOOPS)
+    programs = _programs(samples, length, UNITS, BESIDE, TOKENS * LOOPS)
     if (number >= 0) & (number < programs):
-        sample, start, unit = _place(number, length, UNITS, BESIDE, TOKENS * LOOPS)
-        limit = _limit(used, sample, length)
+        sample, block, blocks, unit = _place(number, length, UNITS, BESIDE, TOKENS * LOOPS)
+        start, held, counted = _extent(sample, scales, length, rows, ends, PACKED)
         vector = tl.arange(0, TOKENS * BESIDE)
         units = unit + vector % BESIDE
         column = tl.arange(0, WIDTH)
@@ -135,43 +149,46 @@ def _cast(
         base += (units // IN_HEAD).to(tl.int64) * head_stride + (units % IN_HEAD) * BLOCK
         of_head = sample * kv_heads + (units // IN_HEAD) // GROUP
         amax = tl.maximum(tl.load(largest + of_head).to(tl.float32, bitcast=True), SMALLEST)
-        if start == 0:
+        if block == 0:
             tl.store(descale + of_head, amax * (FACTOR / LARGEST), mask=vector < BESIDE)
         scale = (LARGEST / amax)[:, None]
         matrix = _hadamard(x, BLOCK, WIDTH)
-        for first in range(start, tl.minimum(length, start + TOKENS * LOOPS), TOKENS):
+        written = start.to(tl.int64) if PACKED else sample.to(tl.int64) * length
+        for first in range(block * TOKENS, held, blocks * TOKENS):
             token = first + vector // BESIDE
             inside = (column < BLOCK)[None, :]
-            pointers = x + (base + token.to(tl.int64) * row_stride)[:, None] + column[None, :]
-            value = _load(pointers, (token < limit)[:, None] & inside, matrix, ROTATE) * scale
-            row = (sample * length + token).to(tl.int64) * (UNITS * BLOCK) + units * BLOCK
-            target = out + row[:, None] + column[None, :]
-            tl.store(target, value.to(tl.float8e4nv), mask=(token < length)[:, None] & inside)
+            pointers = x + (base + (start + token).to(tl.int64) * row_stride)[:, None] + column[None, :]
+            value = _load(pointers, (token < counted)[:, None] & inside, matrix, ROTATE) * scale
+            target = out + ((written + token) * (UNITS * BLOCK) + units * BLOCK)[:, None] + column[None, :]
+            tl.store(target, value.to(tl.float8e4nv), mask=(token < held)[:, None] & inside)
     return programs
 
 
-@triton.jit(do_not_specialize=("batch", "length_q", "length_k"), do_not_specialize_on_alignment=("used_q", "used_k"))
+@triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_ENDS)
 def cast_kernel(
-    batch, length_q, length_k, used_q, used_k, largest, descale, kv_heads,
+    samples, scales, length_q, length_k, rows_q, rows_k, ends_q, ends_k, largest, descale, kv_heads,
     q, q_out, q_batch, q_row, q_head, k, k_out, k_batch, k_row, k_head, v, v_out, v_batch, v_row, v_head,
     BLOCK: tl.constexpr, IN_HEAD: tl.constexpr, Q_UNITS: tl.constexpr, Q_BESIDE: tl.constexpr, Q_TOKENS: tl.constexpr,
     K_UNITS: tl.constexpr, K_BESIDE: tl.constexpr, K_TOKENS: tl.constexpr,
     V_BLOCK: tl.constexpr, V_IN_HEAD: tl.constexpr, V_UNITS: tl.constexpr, V_BESIDE: tl.constexpr,
-    V_TOKENS: tl.constexpr, GROUP: tl.constexpr, ROTATE: tl.constexpr, LOOPS: tl.constexpr, FACTOR: tl.constexpr,
+    V_TOKENS: tl.constexpr, GROUP: tl.constexpr, ROTATE: tl.constexpr, PACKED: tl.constexpr, LOOPS: tl.constexpr,
+    FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """q, k (rotated) and v times 448 / largest, in e4m3; descale [3,B,kv_heads] is what undoes it."""
+    """q, k (rotated) and v times 448 / largest, in e4m3; descale [3,scales,kv_heads] is what undoes it."""
     number = tl.program_id(0)
     number -= _cast(
-        number, batch, q, q_out, q_batch, q_row, q_head, length_q, used_q, largest, descale, kv_heads,
-        BLOCK, Q_UNITS, Q_BESIDE, Q_TOKENS, IN_HEAD, GROUP, ROTATE, LOOPS, FACTOR,
+        number, samples, scales, q, q_out, q_batch, q_row, q_head, length_q, rows_q, ends_q, largest, descale, kv_heads,
+        BLOCK, Q_UNITS, Q_BESIDE, Q_TOKENS, IN_HEAD, GROUP, ROTATE, PACKED, LOOPS, FACTOR,
     )  # fmt: skip
-    of_all = batch * kv_heads
+    largest += scales * kv_heads
+    descale += scales * kv_heads
     number -= _cast(
-        number, batch, k, k_out, k_batch, k_row, k_head, length_k, used_k, largest + of_all, descale + of_all, kv_heads,
-        BLOCK, K_UNITS, K_BESIDE, K_TOKENS, IN_HEAD, 1, ROTATE, LOOPS, FACTOR,
+        number, samples, scales, k, k_out, k_batch, k_row, k_head, length_k, rows_k, ends_k, largest, descale, kv_heads,
+        BLOCK, K_UNITS, K_BESIDE, K_TOKENS, IN_HEAD, 1, ROTATE, PACKED, LOOPS, FACTOR,
     )  # fmt: skip
-    of_all *= 2
+    largest += scales * kv_heads
+    descale += scales * kv_heads
     _cast(
-        number, batch, v, v_out, v_batch, v_row, v_head, length_k, used_k, largest + of_all, descale + of_all, kv_heads,
-        V_BLOCK, V_UNITS, V_BESIDE, V_TOKENS, V_IN_HEAD, 1, False, LOOPS, 1.0,
+        number, samples, scales, v, v_out, v_batch, v_row, v_head, length_k, rows_k, ends_k, largest, descale, kv_heads,
+        V_BLOCK, V_UNITS, V_BESIDE, V_TOKENS, V_IN_HEAD, 1, False, PACKED, LOOPS, 1.0,
     )  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-#: Vectors that a program turns at once, loads in flight, and tiles it goes through one after the other.
+#: Vectors that a program turns at once, loads in flight, tiles it goes through one after the other, warps that cast.
 VECTORS = 128
 STAGES = 2
 LOOPS = 4
+CAST_WARPS = 8
 
 #: The widest block that is rotated as one: a matrix of it fits shared memory beside the tokens.
 _WIDEST = 128
@@ -44,6 +45,6 @@ def cut(heads: int, dim: int) -> Cut:
     return Cut(block, units, beside, VECTORS // beside)
 
 
-def warps(block: int) -> int:
-    """Warps of a program; 8 for narrower vectors, Triton 3.9 fails to compile the maxima for sm_100."""
+def largest_warps(block: int) -> int:
+    """Warps for the largest values; 8 for narrower vectors, Triton 3.9 fails to compile it for sm_100."""
     return 8 if block == _WIDEST else 4

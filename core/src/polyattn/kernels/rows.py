@@ -68,15 +68,14 @@ def clear(out: torch.Tensor, lse: torch.Tensor | None, used: torch.Tensor) -> No
     if out.numel() == 0:
         return
     batch, length, heads, dim = out.shape
-    width, tile = heads * dim, row_tiles.tile_of(out.element_size())
-    segment = width if out.stride(3) == 1 and out.stride(2) == dim else dim
-    columns = row_tiles.columns(width, tile)
-    blocks = -(-length // (tile // columns)) * -(-width // columns)
+    width = heads * dim
+    cut = row_tiles.cut(width, out.element_size())
+    out_batch, out_row, out_head, out_dim = out.stride()
     lse_strides = (0, 0, 0) if lse is None else lse.stride()
     launch(
-        clear_kernel, (row_tiles.clearing_programs(blocks, batch), batch), out.device,
-        used, used.stride(0), length, out, *out.stride(), lse, *lse_strides,
-        WIDTH=width, SEGMENT=segment, COLUMNS=columns, TILE=tile, HEADS=heads, LSE_ROWS=row_tiles.LSE_ROWS,
+        clear_kernel, (row_tiles.clearing_programs(cut.tiles(length), batch), batch), out.device,
+        used, used.stride(0), length, out, out_batch, out_row, out_head, out_dim, lse, *lse_strides,
+        width, width if out_dim == 1 and out_head == dim else dim, cut.columns, cut.tile, heads, row_tiles.LSE_ROWS,
         num_warps=row_tiles.WARPS,
     )  # fmt: skip
 
@@ -89,18 +88,17 @@ def _packed(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[tor
     packed = tuple(t.new_empty(kept, *t.shape[2:]) for t in tensors)
     if kept == 0 or total == 0:
         return tuple(rows.zero_() for rows in packed)
-    tile = row_tiles.tile_of(tensors[0].element_size())
+    itemsize, tile, programs = tensors[0].element_size(), 0, 0
     given: list[Any] = []
     cuts: list[int] = []
-    programs = 0
-    for source, rows in zip(map(_dense_dim, tensors), packed, strict=True):
-        heads, dim = source.shape[2:]
-        width = heads * dim
-        columns = row_tiles.columns(width, tile)
-        strides = source.stride()
-        given += (source, rows, strides[0], strides[1], strides[2])
-        cuts += (width, width if strides[2] == dim else dim, columns)
-        programs += -(-kept // (tile // columns)) * -(-width // columns)
+    for tensor, rows in zip(tensors, packed, strict=True):
+        source = _dense_dim(tensor)
+        _, _, heads, dim = source.shape
+        batch_stride, row_stride, head_stride, _ = source.stride()
+        columns, _, _, tile = cut = row_tiles.cut(heads * dim, itemsize)
+        given += (source, rows, batch_stride, row_stride, head_stride)
+        cuts += (heads * dim, heads * dim if head_stride == dim else dim, columns)
+        programs += cut.tiles(kept)
     absent = 3 - len(tensors)
     launch(
         pack_kernel, (programs,), index.device,
@@ -131,9 +129,9 @@ def _unpacked(
     if result.numel() > 0:
         rows = rows.contiguous()
         lse = lse if lse is None or lse.stride(1) == 1 else lse.contiguous()
-        total, width, tile = batch * length, heads * dim, row_tiles.tile_of(rows.element_size())
-        columns = row_tiles.columns(width, tile)
-        programs = -(-total // (tile // columns)) * -(-width // columns)
+        total, width = batch * length, heads * dim
+        cut = row_tiles.cut(width, rows.element_size())
+        programs = cut.tiles(total)
         if lse is not None:
             programs += -(-total // row_tiles.LSE_ROWS) * heads
         out_batch, out_row, out_head, _ = result.stride()
@@ -141,7 +139,7 @@ def _unpacked(
             unpack_kernel, (programs,), rows.device,
             place, kept, length, total, rows, result, out_batch, out_row, out_head,
             lse, 0 if lse is None else lse.stride(0), spread,
-            width, width if out_head == dim else dim, columns, tile, heads, row_tiles.LSE_ROWS, prefix,
+            width, width if out_head == dim else dim, cut.columns, cut.tile, heads, row_tiles.LSE_ROWS, prefix,
             num_warps=row_tiles.WARPS,
         )  # fmt: skip
     return (result if out is None or result is out else out.copy_(result)), spread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,6 +95,13 @@ class PagedKVCache:
             raise ValueError(
                 f"slots: one per row is needed, got {where.shape[0]} for {k.shape[0]} rows of k and {v.shape[0]} of v"
             )
+        writer = None if torch.compiler.is_compiling() else _writer_of(k.device.type)
+        if writer is not None and all(type(tensor) is torch.Tensor for tensor in (k, v, where, self._k_rows)):
+            wide = where.dtype in (torch.int32, torch.int64)
+            writer(self.k, self.v, k, v, where.to(k.device, where.dtype if wide else torch.int64))
+            for pool in (self._k_rows, self._v_rows):  # what autograd has saved of them is stale now
+                torch.autograd.graph.increment_version(pool)
+            return
         where = where.to(k.device, torch.int64)
         target = torch.where((where >= 0) & (where < rows), where, rows)
         self._k_rows.index_copy_(0, target, k)
@@ -103,6 +111,19 @@ class PagedKVCache:
         return (
             f"PagedKVCache({self.num_pages} pages of {self.page_size}, k {list(self.k.shape)}, v {list(self.v.shape)})"
         )
+
+
+def _writer_of(device_type: str) -> Callable[..., None] | None:
+    """The function with which a device type's platform writes into pages, if it brings one."""
+    from polyattn.plan import load_call, owner_of  # plans are made for structures, and import them
+
+    reference = owner_of(device_type).cache_write
+    try:
+        return None if reference is None else load_call(reference)
+    except ModuleNotFoundError as error:
+        if error.name != "triton":  # whose absence (Windows) costs speed alone
+            raise
+        return None
 
 
 def _checked_slots(slots: Any, rows: int, page_size: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends, triton_backend
-from polyattn_cuda import cudnn, fa3, torch_varlen
+from polyattn_cuda import cudnn, fa3, fa4, flash_attn, flex, sage, torch_varlen
 
 #: What these devices compute in.
 DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
@@ -20,8 +20,12 @@ def _of_these_devices(backend: Backend) -> Backend:
 
 BACKENDS: tuple[Backend, ...] = (
     fa3.backend(),
+    fa4.backend(),
     cudnn.backend(),
+    flash_attn.backend(),
     torch_varlen.backend(),
     triton_backend(),
     *(_of_these_devices(backend) for backend in generic_backends()),
+    flex.backend(),
+    sage.backend(),
 )

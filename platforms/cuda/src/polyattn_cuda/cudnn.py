@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -58,7 +59,7 @@ def attend(
     if mask is not None:
         blind, bias = _seeing(mask, q.dtype)
     if k.shape[1] == 1:
-        out, lse = _one_key(q, k, v, bias, scale, need_lse)
+        out, lse = one_key(q, k, v, bias, scale, need_lse)
     else:
         answer = _OPERATOR(
             _heads_first(q), _heads_first(k), _heads_first(v),
@@ -92,19 +93,32 @@ def dense(
     if window is not None:
         raise ValueError(f"cuDNN takes no window here, asked {window}")
     square = partial(attend, mask=None, causal=causal, scale=scale, softcap=softcap, need_lse=need_lse)
-    more = q.shape[1] - k.shape[1] if causal else 0
-    if more == 0:
-        result, lse = square(q, k, v)
-    elif more < 0:
-        result, lse = square(pad(q, (0, 0, 0, 0, -more, 0)), k, v)
-        result = result.narrow(1, -more, q.shape[1])
-        lse = None if lse is None else lse.narrow(2, -more, q.shape[1])
-    else:
-        blind, blind_lse = empty_attention(q.narrow(1, 0, more), k, v, need_lse)
-        seeing, lse = square(q.narrow(1, more, k.shape[1]), k, v)
-        result = torch.cat((blind, seeing), dim=1)
-        lse = None if lse is None or blind_lse is None else torch.cat((blind_lse, lse), dim=2)
+    result, lse = on_square(square, q, k, v, need_lse) if causal else square(q, k, v)
     return (result if out is None else out.copy_(result)), lse
+
+
+def on_square(
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Result],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    need_lse: bool,
+) -> Result:
+    """Causal attention aligned bottom-right, by one that knows as many queries as keys only.
+
+    Rows are put before few queries; of many, those that see no key are left out.
+    """
+    more = q.shape[1] - k.shape[1]
+    if more == 0:
+        return attend(q, k, v)
+    if more < 0:
+        result, lse = attend(pad(q, (0, 0, 0, 0, -more, 0)), k, v)
+        result = result.narrow(1, -more, q.shape[1])
+        return result, None if lse is None else lse.narrow(2, -more, q.shape[1])
+    blind, blind_lse = empty_attention(q.narrow(1, 0, more), k, v, need_lse)
+    seeing, lse = attend(q.narrow(1, more, k.shape[1]), k, v)
+    result = torch.cat((blind, seeing), dim=1)
+    return result, None if lse is None or blind_lse is None else torch.cat((blind_lse, lse), dim=2)
 
 
 def _own_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -175,7 +189,7 @@ def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.contiguous() if repeats else reachable(tensor)).transpose(1, 2)
 
 
-def _one_key(
+def one_key(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scale: float, need_lse: bool
 ) -> Result:
     """A single key has all the weight; cuDNN refuses it."""

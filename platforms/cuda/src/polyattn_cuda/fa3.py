@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, varlen
 from polyattn_cuda.fa3_operator import BUILD
-from polyattn_cuda.fa3_training import objections
 
 
 def backend() -> Backend:
@@ -54,7 +53,7 @@ _FP8_FEATURES = replace(
 
 
 def _objections(request: Request, machine: Machine) -> tuple[str, ...]:
-    reasons = [*varlen.packs_in_place(request, machine), *objections(request)]
+    reasons = list(varlen.packs_in_place(request, machine))
     if machine.arch and machine.arch not in _ARCHS:
         reasons.append(f"{machine.arch} is none of the architectures it is built for, {', '.join(_ARCHS)}")
     cuda = machine.versions.get("cuda", "13")

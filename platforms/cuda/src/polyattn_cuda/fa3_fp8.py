@@ -84,7 +84,7 @@ def documents(
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     left, right = sides(window)
-    small = quantise.packed(q, k, v, _quant(options).rotate, cu_q, cu_k)
+    small = quantise.packed(q, k, v, _quant(options).rotate, cu_q, cu_k, max_q, max_k)
     place = out if out is not None and out.dtype == torch.bfloat16 and walkable(out) else None
     result, lse, _, _ = operator()(
         small.q, small.k, small.v, None, None, None, place, cu_q, cu_k, None, None, None, max_q, max_k, None, None,

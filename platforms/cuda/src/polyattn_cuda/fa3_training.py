@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polyattn.vendor import Request, positive_scale, prefix
+from polyattn_cuda.cudnn import on_square, one_key
 from polyattn_cuda.fa3_operator import Result, Window, aligned, operator, reachable
 
 _backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
@@ -61,15 +62,23 @@ def dense(
     """Every query over every key, with gradients. Whatever the request wanted beside that is not claimed."""
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    q, k, v = reachable(q), reachable(k), reachable(v)
-    result: torch.Tensor = _Attention.apply(q, k, v, scale, causal)  # type: ignore[no-untyped-call]
-    return result, None
+    if k.shape[1] == 1 and not causal:
+        return one_key(q, k, v, None, scale, need_lse=False)
+
+    def square(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Result:
+        if k.shape[1] == 1:
+            return one_key(q, k, v, None, scale, need_lse=False)
+        return _Attention.apply(reachable(q), reachable(k), reachable(v), scale, causal), None  # type: ignore[no-untyped-call]
+
+    return on_square(square, q, k, v, need_lse=False) if causal else square(q, k, v)
 
 
 def bound_dense(request: Request, options: tuple[object, ...]) -> Callable[..., Result] | None:
     """`dense` for one shape: what strides and scale decide is decided once."""
     facts = (request.q, request.k, request.v)
-    if request.autocast_dtype or request.scale <= 0.0 or not all(aligned(f.stride) for f in facts):
+    square = request.k.shape[1] > 1 and (not request.causal or request.q.shape[1] == request.k.shape[1])
+    usual = square and not request.autocast_dtype and request.scale > 0.0
+    if not usual or not all(aligned(f.stride) for f in facts):
         return None
     scale, causal, apply = request.scale, request.causal, _Attention.apply
 
@@ -82,16 +91,3 @@ def bound_dense(request: Request, options: tuple[object, ...]) -> Callable[..., 
 
 
 prefix_kv = partial(prefix, dense)
-
-
-def objections(request: Request) -> tuple[str, ...]:
-    """Against gradients that cuDNN's backward would not give; the forward alone takes all of it."""
-    if not request.grad or request.structure_kind not in ("dense", "prefix_kv"):
-        return ()
-    queries, keys = request.q.shape[1], request.k.shape[1]
-    reasons = []
-    if keys < 2:
-        reasons.append("gradients need at least two keys (cuDNN's backward)")
-    if request.causal and (queries != keys or request.structure_facts.queries == "all"):
-        reasons.append(f"causal gradients need as many queries as keys, got Sq={queries} and Sk={keys}")
-    return tuple(reasons)
