@@ -5,12 +5,22 @@ from typing import Any
 import pytest
 import torch
 
+from polyattn.reference import reference_attention
 from polyattn.structures import Mask, Packed
 from polyattn.testing import run_conformance
-from polyattn.testing.cases import ALL_CASES, Call, Maker
+from polyattn.testing.cases import ALL_CASES, Call, Case, Maker
 from polyattn.testing.check import check
 from polyattn.testing.claims import refusal_problems
-from polyattn.testing.compare import CEILINGS, lse_problems, output_problems, tolerance, tolerance_problems
+from polyattn.testing.compare import (
+    CEILINGS,
+    FLOORS,
+    lse_problems,
+    output_problems,
+    quantised_problems,
+    tolerance,
+    tolerance_problems,
+    without_poison,
+)
 from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
 from polyattn.testing.targets import Target, targets, why_absent
 from polyattn.vendor import Backend, Features, Found, Machine, Platform, Rejected, Request, Slot, TensorFacts
@@ -29,6 +39,26 @@ def test_a_report_counts_each_structure_and_reaches_json() -> None:
     assert report.counts == {"cpu:sdpa": {"block_map": {"native": 0, "generic": 0, "refused": 12, "failed": 0}}}
     assert len(seen) == 12
     assert seen[0] == "0/12 cpu:sdpa block_map/plain[float32]"
+
+
+def test_shards_are_runs_of_neighbours_that_make_up_the_whole() -> None:
+    def labels(**narrowed: Any) -> list[str]:
+        seen: list[str] = []
+        run_conformance("cpu:sdpa", progress=lambda done, total, what: seen.append(what), **narrowed)
+        return seen
+
+    whole = labels(structures=["block_map"])
+    parts = [labels(structures=["block_map"], shard=(index, 5)) for index in range(5)]
+    assert [label for part in parts for label in part] == whole
+    assert all(parts)
+    with pytest.raises(ValueError, match="shard"):
+        run_conformance("cpu:sdpa", shard=(5, 5))
+
+
+def test_a_part_of_their_names_narrows_the_cases() -> None:
+    report = run_conformance("cpu:sdpa", named="quant_mxfp4_skipped")
+    assert report.ok
+    assert report.counts["cpu:sdpa"]["dense"] == {"native": 2, "generic": 0, "refused": 0, "failed": 0}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +177,48 @@ def test_what_is_wrong_with_an_lse_is_said() -> None:
     assert "off by more" in lse_problems(torch.tensor([[1.4, -torch.inf]]), want, like, 1e-5)[0]
 
 
+def test_what_is_wrong_with_a_quantised_output_is_said() -> None:
+    want = torch.randn(2, 500, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    lse, like = torch.zeros(2, 2, 500, dtype=torch.float64), torch.zeros(1)
+
+    def told(got: torch.Tensor) -> str:
+        return "; ".join(quantised_problems(got.float(), want, lse, like, 0.1, 0.01))
+
+    assert told(want * 1.05) == ""
+    assert "its error is 0.2 of its norm, more than 0.1" in told(want * 1.2)
+    assert "nothing was quantised" in told(want * 1.001)
+    one_row = want * 1.05
+    one_row[1, 3] = -one_row[1, 3]
+    assert "row [1, 3]" in told(one_row)
+    assert "NaN" in told(want.where(want < 2, torch.nan))
+    assert quantised_problems(want.float(), want, lse, like, 0.1, 0.0) == []
+
+
+def test_each_format_has_its_ceiling_and_a_floor_far_below_it() -> None:
+    assert set(FLOORS) == {name for name in CEILINGS if "float" not in name}
+    assert all(FLOORS[name] < CEILINGS[name] / 5 for name in FLOORS)
+    assert tolerance({"fp8": 0.05}, "fp8") == 0.05
+    assert tolerance({"fp8": 0.5}, "fp8") == CEILINGS["fp8"]
+    assert tolerance_problems({"int8": 0.5}) == ["tolerance 0.5 declared for int8 is above the ceiling 0.08"]
+
+
+def test_only_what_is_nan_by_right_is_left_out_of_the_comparison() -> None:
+    got, want = torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([1.0, torch.nan, 3.0])
+    kept, wanted = without_poison(got, want)
+    assert kept[:2].tolist() == wanted[:2].tolist() == [1.0, 0.0]
+    assert kept[2].isnan()
+    assert wanted[2] == 3.0
+
+
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.poisoned], ids=lambda case: case.name)
+def test_a_poisoned_case_has_rows_that_see_nan_and_rows_that_do_not(case: Case) -> None:
+    (target,) = targets(None, "cpu:sdpa")
+    call = case.build(target.maker(case.name, torch.float32))
+    out = reference_attention(call.q, call.k, call.v, **call.arguments)
+    poisoned = out.isnan().flatten(-2).any(-1)
+    assert 0.1 < poisoned.double().mean() < 0.9
+
+
 TAKES_IT, TAKES_NOTHING = Features(dtypes=frozenset({"float32"})), Features()
 
 
@@ -174,6 +246,9 @@ def test_cases_reach_what_the_brief_of_the_kit_names() -> None:
         "rank4_per_head", "boundaries_int64", "window_left", "softcap", "scale_zero", "scale_given", "out",
         "deterministic", "plain+lse", "plain+grad", "across_blocks",
         "lse+grad", "rows_of_nothing+lse+grad", "document_without_keys+lse+grad", "compiled", "compiled+grad",
-        "compiled_bias", "compiled_one_length", "autocast", "autocast+grad",
+        "compiled_bias", "compiled_one_length", "autocast", "autocast+grad", "compiled_autocast",
+        "quant_fp8", "quant_int8+lse", "quant_fp8_garbage", "quant_fp8_loud_padding", "quant_int8_skipped_layer",
+        "captured", "captured_capacity", "captured_cold", "streams", "unsynced", "unsynced_on_device",
+        "garbage_across_blocks", "poisoned_sample", "poisoned_document", "poisoned_row",
     }  # fmt: skip
     assert wanted <= names

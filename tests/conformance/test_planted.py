@@ -16,7 +16,8 @@ from tests.conformance.planted_site import install, planted_backends
 
 WORKER = Path(__file__).parent / "planted" / "worker.py"
 
-#: Planted backend -> the structures it is tried with, a case that must fail, and words of its problem.
+#: Planted backend -> the structures it is tried with (behind a ":" a word of the cases' names), a case that must fail,
+#: and words of its problem.
 FAULTS = {
     "drops_mask": ("mask", "mask/rank2[float32]", "output"),
     "top_left_causal": ("dense", "dense/causal_more_keys[float32]", "output"),
@@ -37,10 +38,26 @@ FAULTS = {
     "is_too_tolerant": ("block_map", "claims/tolerance", "0.5 declared for float32 is above the ceiling 2e-05"),
     "raises_in_its_check": ("dense", "dense/plain[float32]", "its check raised ZeroDivisionError"),
     "is_random": ("dense", "dense/deterministic[float32]", "differ in their bits"),
+    "is_poisoned_by_neighbours": ("packed:poisoned", "packed/poisoned_document[float32]", "NaN"),
+    "ignores_quant": ("dense:quant", "dense/quant_fp8_across_blocks[float32]", "nothing was quantised"),
+    "always_quantises": ("dense:quant", "dense/quant_fp8_skipped_layer[float32]", "output"),
+    "rounds_too_far": ("dense:quant", "dense/quant_fp8[float32]", "of its norm, more than 0.12"),
+    "scales_by_padding": (
+        "key_padding:quant_int8",
+        "key_padding/quant_int8_loud_padding[float32]",
+        "of its norm, more than 0.08",
+    ),
+    "shares_a_scale": ("dense:quant", "dense/quant_fp8_poisoned_sample[float32]", "NaN"),
 }
 
 #: Right ones -> the structures they are tried with; "": all, and then the claims are asked for as well.
-RIGHT = {"honest": "", "stays_out_of_graphs": "dense+packed", "requires_its_package": "dense"}
+RIGHT = {
+    "honest": "",
+    "stays_out_of_graphs": "dense+packed",
+    "requires_its_package": "dense",
+    "quantises": "dense:quant",
+    "only_quantises": "dense+key_padding+mask+packed",
+}
 NOT_READY = {"requires_a_newer_package": "package planted-attn 1.0 is older than 2.0: pip install -U planted-attn"}
 
 
@@ -90,11 +107,25 @@ def test_the_honest_twin_passes_natively_and_through_compositions(reports: dict[
 def test_a_slot_that_stays_out_of_graphs_is_refused_there_and_right_elsewhere(reports: dict[str, Any]) -> None:
     report = reports["stays_out_of_graphs"]
     assert report["failures"] == []
-    compiled = Counter(case.structure for case in ALL_CASES if case.compiled)
+    in_float32 = [case for case in ALL_CASES if not case.autocast and case.quant is None]
+    compiled = Counter(case.structure for case in in_float32 if case.compiled)
     for structure in ("dense", "packed"):
         counts = report["counts"]["cpu:stays_out_of_graphs"][structure]
         assert counts["refused"] == compiled[structure] > 0
         assert counts["native"] > 100
+
+
+@pytest.mark.parametrize("name", ["quantises", "only_quantises"])
+def test_a_backend_that_quantises_is_right_whether_or_not_it_has_an_exact_forward(
+    name: str, found: dict[str, Any]
+) -> None:
+    report = found["reports"][name]
+    assert report["failures"] == []
+    assert found["unaccepted claims"][name] == []
+    counts = report["counts"][f"cpu:{name}"]["dense"]
+    assert counts["native"] > 20
+    exact = [case for case in ALL_CASES if case.structure == "dense" and case.quant is None and not case.within]
+    assert (counts["refused"] > len(exact) - 20) == (name == "only_quantises")
 
 
 def test_a_package_that_only_a_third_party_knows_of_is_seen(reports: dict[str, Any]) -> None:

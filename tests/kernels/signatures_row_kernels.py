@@ -81,6 +81,13 @@ def _clear(heads: int, dim: int, *, lse: bool) -> dict[str, object]:
     }
 
 
+def _blank(heads: int, dim: int, *, lse: bool) -> dict[str, object]:
+    arguments = _clear(heads, dim, lse=lse)
+    for name in ("used", "used_stride", "TILE", "LSE_ROWS"):
+        del arguments[name]
+    return arguments | {"keep": "*u8", "COLUMNS": row_tiles.BLANK_COLUMNS, "ROWS": row_tiles.BLANK_ROWS}
+
+
 _EQUAL = {"a": (24, 128), "b": (24, 128), "c": (24, 128)}
 _GROUPED = {"a": (24, 72), "b": (8, 72), "c": (8, 40)}
 _WARPS = {"num_warps": row_tiles.WARPS}
@@ -92,5 +99,7 @@ SIGNATURES = (
     Signature("unpack-lse", row_kernels.unpack_kernel, _unpack("bf16", 2, 24, 128, lse=True, prefix=False), _WARPS),
     Signature("unpack-prefix", row_kernels.unpack_kernel, _unpack("fp16", 2, 17, 80, lse=False, prefix=True), _WARPS),
     Signature("clear-lse", row_kernels.clear_kernel, _clear(24, 128, lse=True), _WARPS),
+    Signature("blank-lse", row_kernels.blank_kernel, _blank(24, 128, lse=True), {"num_warps": 4}),
+    Signature("blank", row_kernels.blank_kernel, _blank(5, 40, lse=False), {"num_warps": 4}),
     Signature("clear", row_kernels.clear_kernel, _clear(5, 40, lse=False), _WARPS),
 )

@@ -9,7 +9,7 @@ import torch
 
 from polyattn.kernels import row_tiles
 from polyattn.kernels.row_places import places, places_of
-from polyattn.kernels.rows import clear, pack, unpack, unpack_prefix
+from polyattn.kernels.rows import blank, clear, pack, unpack, unpack_prefix
 
 B, S = 2, 37
 #: Positions of 74 kept: the first and the last row, holes, a run over the sample's end.
@@ -236,6 +236,23 @@ def test_clear_blanks_what_lies_behind_and_nothing_else(
     assert lse is None or torch.equal(lse, expected_lse)
     held = out._base if out._base is not None else out
     assert torch.equal(held.isnan(), around.isnan())  # the gaps between rows
+
+
+@pytest.mark.parametrize("lse_layout", [None, "contiguous", "rows first"])
+@pytest.mark.parametrize("layout", ["contiguous", "heads first", "sliced", "dims apart"])
+def test_blank_takes_the_rows_that_are_not_kept_and_no_other(layout: str, lse_layout: str | None, device: str) -> None:
+    out = _laid_out(_random(device, torch.float16, B, S, 3, 16), layout)
+    lse = None if lse_layout is None else _random(device, torch.float32, B, 3, S)
+    if lse is not None and lse_layout == "rows first":
+        lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
+    keep = torch.rand(B, S, device=device) > 0.1
+    keep[0] = True
+    keep[1, -1] = False
+    expected = out.masked_fill(keep.logical_not()[:, :, None, None], 0.0)
+    expected_lse = None if lse is None else lse.masked_fill(keep.logical_not()[:, None, :], -math.inf)
+    blank(out, lse, keep)
+    assert torch.equal(out, expected)
+    assert lse is None or torch.equal(lse, expected_lse)
 
 
 def test_clear_of_packed_rows_reads_the_last_boundary(device: str) -> None:

@@ -191,15 +191,11 @@ def _plan_anew(
     arguments = checked(causal, window, softcap, deterministic, options)
     check_flag("return_lse", return_lse)
     method, notes = effective_quant(quant, layer, step_here())
-    plan = make_plan(
+    return make_plan(
         q, k, v, structure, arguments,
         scale=scale, lse=return_lse, out=out, quant=method, notes=notes, compiling=compiling,
         choices=stated_choices(backend, choice_here(), configured),
     )  # fmt: skip
-    owner = owner_of(q.device.type)
-    if owner.capturing is not None:
-        _capturing[q.device.type] = owner.capturing
-    return plan
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, heads: tuple[int, int, int]) -> None:
@@ -234,6 +230,10 @@ def effective_quant(
 
 
 def _kind_of(device: torch.device) -> str:
+    """The device's type; at its first call, which may be inside a capture, also whom to ask about that."""
+    capturing = owner_of(device.type).capturing
+    if capturing is not None:
+        _capturing[device.type] = capturing
     return _kinds.setdefault(device, device.type)
 
 
@@ -252,4 +252,5 @@ def _remember(key: Any, plan: Plan) -> None:
 @on_reload
 def _forget() -> None:
     _plans.clear()
+    _kinds.clear()
     _capturing.clear()

@@ -1,6 +1,9 @@
-"""Runs the kit on planted backends, in a process that has them installed: arguments backend=structure+..., JSON out.
+"""Runs the kit on planted backends, in a process that has them installed: arguments in, JSON out.
 
-Beside the reports, the automatic choice among all of them: a plain call's route, and the reasons against the others.
+An argument is backend=structure+..., or backend=structure+...:word for the cases that have the word in their names.
+
+Beside the reports, the claims of those that quantise for which no case is accepted, and the automatic choice among all
+of them: a plain call's route, and the reasons against the others.
 """
 
 import json
@@ -10,16 +13,24 @@ import torch
 
 import polyattn as pa
 from polyattn.testing import run_conformance
+from polyattn.testing.cases import ALL_CASES
+from polyattn.testing.claims import unaccepted_claims
+from polyattn.testing.targets import targets
 
 reports = {}
 for argument in sys.argv[1:]:
-    backend, _, structures = argument.partition("=")
+    backend, _, asked = argument.partition("=")
+    structures, _, word = asked.partition(":")
     report = run_conformance(
-        f"cpu:{backend}", structures=structures.split("+") if structures else None, dtypes=[torch.float32]
+        f"cpu:{backend}", structures=structures.split("+") if structures else None, dtypes=[torch.float32], named=word
     )
     reports[backend] = report.as_dict()
+unaccepted = {
+    name: unaccepted_claims(*targets("cpu", name), ALL_CASES) for name in reports if name.endswith("quantises")
+}
 q = torch.randn(1, 4, 2, 8)
 with pa.record_routes() as log:
     pa.attention(q, q, q)
 (entry,) = log.entries
-json.dump({"reports": reports, "automatic": {"route": entry.route, "reasons": entry.reasons}}, sys.stdout)
+automatic = {"route": entry.route, "reasons": entry.reasons}
+json.dump({"reports": reports, "unaccepted claims": unaccepted, "automatic": automatic}, sys.stdout)

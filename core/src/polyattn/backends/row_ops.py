@@ -21,13 +21,17 @@ Unpack = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor
 #: out [B,S,H,D], lse [B,H,S] | None, used [B] int32 on the device: rows from used[b] on become 0, their LSE -inf.
 Clear = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], None]
 
+#: out [B,S,H,D], lse [B,H,S] | None, keep [B,S] bool on the device: rows that are not kept become 0, their LSE -inf.
+Blank = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], None]
+
 
 class RowOps(NamedTuple):
-    """The three movements, by whatever moves rows fastest on a platform."""
+    """The four movements, by whatever moves rows fastest on a platform."""
 
     pack: Pack
     unpack: Unpack
     clear: Clear
+    blank: Blank
 
 
 def _pack(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -56,14 +60,18 @@ def _unpack(
 
 
 def _clear(out: torch.Tensor, lse: torch.Tensor | None, used: torch.Tensor) -> None:
-    behind = torch.arange(out.shape[1], device=out.device) >= used.unsqueeze(1)
-    out.masked_fill_(behind.unsqueeze(-1).unsqueeze(-1), 0.0)
+    _blank(out, lse, torch.arange(out.shape[1], device=out.device) < used.unsqueeze(1))
+
+
+def _blank(out: torch.Tensor, lse: torch.Tensor | None, keep: torch.Tensor) -> None:
+    hidden = keep.logical_not()
+    out.masked_fill_(hidden.unsqueeze(-1).unsqueeze(-1), 0.0)
     if lse is not None:
-        lse.masked_fill_(behind.unsqueeze(1), float("-inf"))
+        lse.masked_fill_(hidden.unsqueeze(1), float("-inf"))
 
 
 #: torch's own operators: right on every device.
-TORCH_ROWS = RowOps(_pack, _unpack, _clear)
+TORCH_ROWS = RowOps(_pack, _unpack, _clear, _blank)
 
 
 def _triton_pack(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -91,5 +99,11 @@ def _triton_clear(out: torch.Tensor, lse: torch.Tensor | None, used: torch.Tenso
     rows.clear(out, lse, used)
 
 
+def _triton_blank(out: torch.Tensor, lse: torch.Tensor | None, keep: torch.Tensor) -> None:
+    from polyattn.kernels import rows
+
+    rows.blank(out, lse, keep)
+
+
 #: One launch each, for devices that Triton serves.
-TRITON_ROWS = RowOps(_triton_pack, _triton_unpack, _triton_clear)
+TRITON_ROWS = RowOps(_triton_pack, _triton_unpack, _triton_clear, _triton_blank)

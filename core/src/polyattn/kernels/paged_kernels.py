@@ -1,8 +1,8 @@
 """The Triton kernel of attention over pages: rows of queries against a split of the keys.
 
-One program takes rows of queries, one KV head, and one split of the keys that those rows see. The query heads that share
-the KV head are rows of the same program, so that its keys are read once for all of them; rows come in a tile of BLOCK_M
-and, where it is not 0, another of BLOCK_MORE, which share each tile of keys.
+One program takes rows of queries, one KV head, and one split of the keys that those rows see. The query heads that
+share the KV head are rows of the same program, so that its keys are read once for all of them. Rows come in a tile of
+BLOCK_M and, where it is not 0, another of BLOCK_MORE, which share each tile of keys.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from polyattn.kernels.paged_parts import all_exist, entries, packed_row, page_rows, seen_keys, taken_in
+from polyattn.kernels.paged_parts import all_exist, entries, packed_row, page_rows, scored, seen_keys, taken_in
 
 _LENGTHS = (
     "batch", "tokens", "tiles_a_row", "max_pages", "pages", "left", "right", "ends_width",
@@ -170,7 +170,6 @@ def paged_attention_kernel(
         v_slot = v_slot.to(tl.int64)
     k += kv_head.to(tl.int64) * k_head * UNIT
     v += kv_head.to(tl.int64) * v_head * UNIT
-    EXACT: tl.constexpr = k.dtype.element_ty == tl.float32
     scale = factor
     if CAPPED:
         scale = 1.0
@@ -192,17 +191,14 @@ def paged_attention_kernel(
             this = entries(table, table_entry, at, whole_stop * BLOCK_N, PAGE, BLOCK_N)
         k_tile = page_rows(k, this, k_page, k_slot, at, None, PAGE, BLOCK_N, DIM, BLOCK_D, K_STEP, UNIT, WIDE)
         v_tile = page_rows(v, this, v_page, v_slot, at, None, PAGE, BLOCK_N, V_DIM, BLOCK_V, V_STEP, UNIT, WIDE)
+        scores = scored(q_tile, k_tile, factor, cap, CAPPED)
         if BLOCK_MORE > 0 and MORE_FIRST:
-            peak2, total2, acc2 = taken_in(
-                q_tile2, k_tile, v_tile, peak2, total2, acc2, None, factor, scale, cap, CAPPED, EXACT
-            )  # fmt: skip
-        peak, total, acc = taken_in(
-            q_tile, k_tile, v_tile, peak, total, acc, None, factor, scale, cap, CAPPED, EXACT
-        )  # fmt: skip
-        if BLOCK_MORE > 0 and not MORE_FIRST:
-            peak2, total2, acc2 = taken_in(
-                q_tile2, k_tile, v_tile, peak2, total2, acc2, None, factor, scale, cap, CAPPED, EXACT
-            )  # fmt: skip
+            scores2 = scored(q_tile2, k_tile, factor, cap, CAPPED)
+        peak, total, acc = taken_in(scores, v_tile, peak, total, acc, None, scale)
+        if BLOCK_MORE > 0:
+            if not MORE_FIRST:
+                scores2 = scored(q_tile2, k_tile, factor, cap, CAPPED)
+            peak2, total2, acc2 = taken_in(scores2, v_tile, peak2, total2, acc2, None, scale)
 
     # tiles that some row sees a part of, before and behind those; all of them where an entry names no page
     low, high = seen_keys(query, live, shift, limit, left, right, ends, ends_width, CAUSAL, LEFT, RIGHT)
@@ -219,14 +215,12 @@ def paged_attention_kernel(
         k_tile = page_rows(k, page, k_page, k_slot, at, keep, PAGE, BLOCK_N, DIM, BLOCK_D, K_STEP, UNIT, WIDE)
         v_tile = page_rows(v, page, v_page, v_slot, at, keep, PAGE, BLOCK_N, V_DIM, BLOCK_V, V_STEP, UNIT, WIDE)
         visible = keep[None, :] & (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
-        peak, total, acc = taken_in(
-            q_tile, k_tile, v_tile, peak, total, acc, visible, factor, scale, cap, CAPPED, EXACT
-        )  # fmt: skip
+        scores = scored(q_tile, k_tile, factor, cap, CAPPED)
+        peak, total, acc = taken_in(scores, v_tile, peak, total, acc, visible, scale)
         if BLOCK_MORE > 0:
             visible = keep[None, :] & (keys[None, :] >= low2[:, None]) & (keys[None, :] < high2[:, None])
-            peak2, total2, acc2 = taken_in(
-                q_tile2, k_tile, v_tile, peak2, total2, acc2, visible, factor, scale, cap, CAPPED, EXACT
-            )  # fmt: skip
+            scores = scored(q_tile2, k_tile, factor, cap, CAPPED)
+            peak2, total2, acc2 = taken_in(scores, v_tile, peak2, total2, acc2, visible, scale)
 
     _write(
         out, lse, part, part_lse, query, head, live, peak, total, acc, writes, begin < stop,

@@ -1,4 +1,4 @@
-"""Parts of the kernel of attention over pages: whose rows a program has, what they see, and tiles of keys and values."""
+"""Parts of the kernel of attention over pages: a program's rows, what they see, and tiles of keys and values."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -43,7 +43,7 @@ def seen_keys(
         low = tl.maximum(query + (shift - left), 0)
     if ends is not None:
         at = query + shift
-        high = tl.minimum(high, tl.load(ends + at, mask=asked & (at >= 0) & (at < ends_width), other=0))
+        high = tl.minimum(high, tl.load(ends + at, mask=(at >= 0) & (at < ends_width) & asked, other=0))
     return low, high
 
 
@@ -51,7 +51,7 @@ def seen_keys(
 def all_exist(table, step, begin, stop, pages, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Whether every entry of the block table for the tiles [begin, stop) of keys names a page."""
     first = begin * BLOCK_N // PAGE
-    behind = (stop * BLOCK_N + (PAGE - 1)) // PAGE
+    behind = tl.where(begin < stop, (stop * BLOCK_N + (PAGE - 1)) // PAGE, first)
     lost = 0
     for start in range(first, behind, 256):
         at = start + tl.arange(0, 256)
@@ -114,16 +114,20 @@ def _capped(scores, factor, cap, EXACT: tl.constexpr):
 
 
 @triton.jit
-def taken_in(
-    q_tile, k_tile, v_tile, peak, total, acc, visible, factor, scale, cap,
-    CAPPED: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    """peak, total [rows] and acc [rows, D_v] with a tile of keys; `visible` [rows, keys], or None: all are."""
+def scored(q_tile, k_tile, factor, cap, CAPPED: tl.constexpr):
+    """Scores [rows, keys] before the factor of the exponent."""
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
     if CAPPED:
-        scores = _capped(scores, factor, cap, EXACT)
+        scores = _capped(scores, factor, cap, k_tile.dtype == tl.float32)
+    return scores
+
+
+@triton.jit
+def taken_in(scores, v_tile, peak, total, acc, visible, scale):
+    """peak, total [rows] and acc [rows, D_v] with a tile of keys; `visible` [rows, keys], or None: all are."""
     if visible is not None:
-        scores = tl.where(visible, scores, float("-inf"))
+        scores = tl.where(visible, scores * scale, float("-inf"))
+        scale = 1.0
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores * scale - base[:, None])

@@ -31,13 +31,19 @@ _COMBINE = 3.0
 
 @dataclass(frozen=True)
 class PagedTiles:
-    """Rows of queries (times heads of the group) and keys of a tile, warps, tiles in flight, splits of the keys."""
+    """Rows of queries (times heads of the group) and keys of a tile, warps, tiles in flight, splits of the keys.
+
+    block_more    rows of a second tile of the same program, which share the keys; 0 for none
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
     splits: int
+    block_more: int = 0
+    ahead: bool = True
+    more_first: bool = False
 
 
 @dataclass(frozen=True)

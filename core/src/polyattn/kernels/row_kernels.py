@@ -178,3 +178,32 @@ def clear_kernel(
             start = batch.to(tl.int64) * lse_batch + (number - block * HEADS).to(tl.int64) * lse_head
             target = lse + start + (first + row).to(tl.int64) * lse_row
             tl.store(target, tl.full([LSE_ROWS], float("-inf"), tl.float32), mask=row < behind)
+
+
+@triton.jit(do_not_specialize=("length", "lse_batch", "lse_head"), do_not_specialize_on_alignment=("keep",))
+def blank_kernel(
+    keep, length,
+    out, out_batch, out_row, out_head, out_dim,
+    lse, lse_batch, lse_head, lse_row,
+    WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Rows s of sample b (second axis of the grid) with keep[b*length + s] == 0 become 0, their LSE -inf.
+
+    A program looks at ROWS rows; where all are kept, which is usual, it ends.
+    """
+    batch = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    hidden = (row < length) & (tl.load(keep + batch * length + row, mask=row < length, other=1) == 0)
+    if tl.max(hidden.to(tl.int32), axis=0) > 0:
+        start = batch * out_batch + row.to(tl.int64) * out_row
+        for first in range(0, WIDTH, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            columns = _column_offset(column, out_head, out_dim, WIDTH, SEGMENT)
+            mask = hidden[:, None] & (column < WIDTH)[None, :]
+            tl.store(
+                out + start[:, None] + columns[None, :], tl.zeros(mask.shape, dtype=out.dtype.element_ty), mask=mask
+            )
+        if lse is not None:
+            for head in range(HEADS):
+                target = lse + batch * lse_batch + head * lse_head + row.to(tl.int64) * lse_row
+                tl.store(target, tl.full([ROWS], float("-inf"), tl.float32), mask=hidden)

@@ -13,7 +13,7 @@ import torch
 from polyattn.backends.calls import Result, wants_grad
 from polyattn.kernels import row_tiles
 from polyattn.kernels.launch import launch
-from polyattn.kernels.row_kernels import clear_kernel, pack_kernel, unpack_kernel
+from polyattn.kernels.row_kernels import blank_kernel, clear_kernel, pack_kernel, unpack_kernel
 from polyattn.kernels.row_places import places_of
 
 
@@ -77,6 +77,22 @@ def clear(out: torch.Tensor, lse: torch.Tensor | None, used: torch.Tensor) -> No
         used, used.stride(0), length, out, out_batch, out_row, out_head, out_dim, lse, *lse_strides,
         width, width if out_dim == 1 and out_head == dim else dim, cut.columns, cut.tile, heads, row_tiles.LSE_ROWS,
         num_warps=row_tiles.WARPS,
+    )  # fmt: skip
+
+
+def blank(out: torch.Tensor, lse: torch.Tensor | None, keep: torch.Tensor) -> None:
+    """Rows of out [B,S,H,D] that keep (bool [B,S], on the device) does not name become 0, of lse [B,H,S] -inf."""
+    if out.numel() == 0:
+        return
+    batch, length, heads, dim = out.shape
+    width = heads * dim
+    out_batch, out_row, out_head, out_dim = out.stride()
+    lse_strides = (0, 0, 0) if lse is None else lse.stride()
+    launch(
+        blank_kernel, (-(-length // row_tiles.BLANK_ROWS), batch), out.device,
+        keep.contiguous().view(torch.uint8), length, out, out_batch, out_row, out_head, out_dim, lse, *lse_strides,
+        width, width if out_dim == 1 and out_head == dim else dim, row_tiles.BLANK_COLUMNS, heads,
+        row_tiles.BLANK_ROWS, num_warps=4,
     )  # fmt: skip
 
 

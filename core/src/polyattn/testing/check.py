@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from polyattn.call import attention
-from polyattn.environment import PolyattnWarning
 from polyattn.errors import BackendUnavailable, UnsupportedRequest
 from polyattn.reference import reference_attention
-from polyattn.scope import record_routes
 from polyattn.testing.asking import Asked, ask, decision_of, explained
+from polyattn.testing.captured import cold_problems, replayed
 from polyattn.testing.cases import Case
 from polyattn.testing.claims import refusal_problems
-from polyattn.testing.compare import gradient_problems, lse_problems, output_problems, tolerance
-from polyattn.testing.compiled import attend_compiled
-from polyattn.testing.integrity import PoisonedEmpty, change_problems, contents
+from polyattn.testing.compare import (
+    FLOORS,
+    gradient_problems,
+    lse_problems,
+    output_problems,
+    quantised_problems,
+    tolerance,
+    without_poison,
+)
+from polyattn.testing.integrity import change_problems, contents
+from polyattn.testing.running import Trial, gradients, run, same_bits
+from polyattn.testing.streams import at_once
 from polyattn.testing.targets import Target
 from polyattn.testing.threads import one_thread
+from polyattn.testing.unsynced import second_call
 from polyattn.vendor import Accepted
 
 
@@ -35,14 +42,6 @@ class Outcome:
 
     route: Literal["native", "generic", "refused"]
     problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Answer:
-    out: torch.Tensor
-    lse: torch.Tensor | None
-    gradients: dict[str, torch.Tensor]
-    routes: tuple[str, ...]
 
 
 def check(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
@@ -60,10 +59,11 @@ def _outcome(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
     decision = decision_of(target, explanation)
     native = isinstance(decision, Accepted)
     problems = [] if isinstance(decision, Accepted) else refusal_problems(decision, explanation.request, target)
+    if explanation.chosen is None and _refused_plainly(asked):
+        return Outcome("refused", tuple(problems))
     before = contents(asked.call)
     try:
-        answer = _run(asked)
-        again = _run(asked) if case.deterministic else None
+        problems += _tried(asked, target, native)
     except (UnsupportedRequest, BackendUnavailable) as refusal:
         if native:
             problems.append(f"explain accepts it, attention refuses it: {refusal}")
@@ -73,42 +73,55 @@ def _outcome(case: Case, target: Target, dtype: torch.dtype) -> Outcome:
     except Exception as error:  # a backend may raise anything; the case names it
         problems.append(f"raised {type(error).__name__}: {error}")
         return Outcome("native" if native else "generic", tuple(problems))
-    problems += change_problems(before, asked.call)
-    problems += _route_problems(answer.routes, target.name, native, case)
-    problems += _answer_problems(asked, answer, tolerance(target.backend.tolerances, dtype))
-    if again is not None and not _same_bits(answer, again):
-        problems.append("deterministic=True, yet two runs differ in their bits")
+    if case.within != "capture":  # its replays are checked one by one, on inputs that are written between them
+        problems += change_problems(before, asked.call)
     return Outcome("native" if native else "generic", tuple(problems))
 
 
-def _run(asked: Asked) -> _Answer:
-    call, buffer = asked.call, asked.arguments["out"]
-    if buffer is not None:
-        buffer.fill_(float("nan"))
-    attend = attend_compiled if asked.case.compiled else attention
-    poison = nullcontext() if asked.case.compiled else PoisonedEmpty()  # Dynamo would trace the mode
-    with warnings.catch_warnings(), record_routes() as log, poison:
-        warnings.simplefilter("ignore", PolyattnWarning)  # generic routes say that they are slow
-        with asked.autocast():
-            result = attend(call.q, call.k, call.v, **asked.arguments)
-        out, lse = result if asked.arguments["return_lse"] else (result, None)
-        gradients = _gradients(asked, out, lse) if asked.wrt else {}
-    return _Answer(out, lse, gradients, tuple(entry.route for entry in log.entries))
+def _refused_plainly(asked: Asked) -> bool:
+    """Whether the same call is refused with nothing around it as well: that case makes it, and sees the refusal."""
+    if asked.case.within:
+        return True
+    plain = replace(asked, case=replace(asked.case, compiled=False))
+    return asked.case.compiled and explained(plain).chosen is None
 
 
-def _gradients(asked: Asked, out: torch.Tensor, lse: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Through the output, and through the LSE where it carries any; rows without a key have no say."""
-    ends, upstream = [out], [asked.upstream.to(out)]
-    if lse is not None and lse.requires_grad:
-        ends.append(lse)
-        upstream.append(asked.upstream_lse.to(lse).masked_fill(lse.isneginf(), 0.0))
-    found = torch.autograd.grad(ends, list(asked.wrt.values()), upstream, materialize_grads=True)
-    return dict(zip(asked.wrt, found, strict=True))
+def _tried(asked: Asked, target: Target, native: bool) -> list[str]:
+    """Make the calls of the case and judge each; raises what the backend raises."""
+    if asked.case.within == "cold_capture":
+        return cold_problems(asked, target)
+    problems: list[str] = []
+    trials = 0
+    for trial in _TRIALS[asked.case.within](asked, target):
+        told = [*trial.problems, *_route_problems(trial, target.name, native), *_answer_problems(trial, target)]
+        problems += [problem for problem in told if problem not in problems]
+        trials += 1
+    return problems if trials else ["the case made no call"]
 
 
-def _route_problems(routes: tuple[str, ...], name: str, native: bool, case: Case) -> list[str]:
+def _plainly(asked: Asked, target: Target) -> Iterator[Trial]:
+    answer = run(asked)
+    problems = []
+    if asked.case.deterministic and not same_bits(answer, run(asked)):
+        problems.append("deterministic=True, yet two runs differ in their bits")
+    yield Trial(asked, answer, tuple(problems))
+
+
+_TRIALS: Mapping[str, Callable[[Asked, Target], Iterator[Trial]]] = {
+    "": _plainly,
+    "capture": replayed,
+    "streams": at_once,
+    "no_sync": second_call,
+}
+
+
+def _route_problems(trial: Trial, name: str, native: bool) -> list[str]:
+    case, routes = trial.asked.case, trial.answer.routes
     if not routes:
         return ["no route was recorded"]
+    why = trial.asked.skipped
+    if why is not None and not any(why in note for note in trial.answer.notes):
+        return [f"the route does not record that {why}"]
     if case.compiled and case.grad:  # the graph's forward records no gradients, its backward does: two requests
         return [f"{name} was asked for, but {route} ran" for route in routes if name not in route]
     return [
@@ -118,18 +131,27 @@ def _route_problems(routes: tuple[str, ...], name: str, native: bool, case: Case
     ]
 
 
-def _answer_problems(asked: Asked, answer: _Answer, limit: float) -> list[str]:
-    call = asked.call
+def _answer_problems(trial: Trial, target: Target) -> list[str]:
+    asked, answer = trial.asked, trial.answer
+    call, limit = asked.call, tolerance(target.backend.tolerances, asked.format or asked.dtype)
     inputs = {name: getattr(call, name).detach().to(asked.dtype) for name in ("q", "k", "v")}
     exact = {name: _exact(tensor).requires_grad_(bool(asked.wrt)) for name, tensor in inputs.items()}
     want, want_lse = reference_attention(exact["q"], exact["k"], exact["v"], **call.arguments, return_lse=True)
     buffer = asked.arguments["out"]
     if buffer is not None and answer.out is not buffer:
         return ["out: another tensor than the given buffer was returned"]
-    problems = output_problems(answer.out.detach(), want.detach(), want_lse.detach(), inputs["q"], limit)
+    pair, pair_lse = (answer.out.detach(), want.detach()), (answer.lse, want_lse.detach())
+    if asked.case.poisoned:
+        pair = without_poison(*pair)
+        pair_lse = pair_lse if answer.lse is None else without_poison(answer.lse, want_lse.detach())
+    if asked.format is None:
+        problems = output_problems(*pair, pair_lse[1], inputs["q"], limit)
+    else:
+        least = FLOORS[asked.format] if asked.case.measured else 0.0
+        problems = quantised_problems(*pair, pair_lse[1], inputs["q"], limit, least)
     if asked.case.lse:
-        lse = None if answer.lse is None else answer.lse.detach()
-        problems += lse_problems(lse, want_lse.detach(), inputs["q"], limit)
+        lse = None if pair_lse[0] is None else pair_lse[0].detach()
+        problems += lse_problems(lse, pair_lse[1], inputs["q"], limit)
     if not asked.wrt:
         return problems
     through_lse = asked.case.lse and answer.lse is not None and bool(want_lse.isfinite().any())
@@ -141,7 +163,7 @@ def _answer_problems(asked: Asked, answer: _Answer, limit: float) -> list[str]:
         upstream=asked.upstream.cpu(),
         upstream_lse=asked.upstream_lse.cpu(),
     )
-    for name, right in _gradients(exactly, want, want_lse if through_lse else None).items():
+    for name, right in gradients(exactly, want, want_lse if through_lse else None).items():
         problems += gradient_problems(name, answer.gradients[name], right, limit)
     return problems
 
@@ -149,10 +171,3 @@ def _answer_problems(asked: Asked, answer: _Answer, limit: float) -> list[str]:
 def _exact(tensor: torch.Tensor) -> torch.Tensor:
     """In float64 on the CPU, for some devices cannot hold it."""
     return tensor.detach().cpu().to(torch.float64)
-
-
-def _same_bits(first: _Answer, second: _Answer) -> bool:
-    pairs = [(first.out, second.out), *((first.gradients[name], second.gradients[name]) for name in first.gradients)]
-    if first.lse is not None and second.lse is not None:
-        pairs.append((first.lse, second.lse))
-    return all(torch.equal(a, b) for a, b in pairs)

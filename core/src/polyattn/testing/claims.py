@@ -12,7 +12,8 @@ from polyattn.testing.targets import Target
 from polyattn.vendor import Accepted, Features, Rejected, Request, unmet
 
 _SWITCHES = (
-    "causal", "window", "softcap", "lse", "gqa", "v_dim", "backward", "mask_grad", "deterministic", "out", "compile"
+    "causal", "window", "softcap", "lse", "gqa", "v_dim", "backward", "mask_grad", "deterministic", "out", "compile",
+    "capture",
 )  # fmt: skip
 
 #: Kinds without a case, for their reference is not written yet; kinds that no compiled graph carries.
@@ -21,14 +22,14 @@ _WITHOUT_GRAPHS = frozenset({"block_map"})
 
 
 def claims_of(features: Features) -> frozenset[str]:
-    """Everything a slot says yes to, as words, as far as cases reach it. `capture` needs a device graph."""
+    """Everything a slot says yes to, as words, as far as cases reach it."""
     kinds = features.kinds - _WITHOUT_CASES
     if not kinds:
         return frozenset()
     switches = {switch for switch in _SWITCHES if getattr(features, switch)}
     if kinds <= _WITHOUT_GRAPHS:
         switches -= {"compile"}
-    return frozenset(kinds | switches | features.dtypes)
+    return frozenset(kinds | switches | features.dtypes | {f"quant {method}" for method in features.quant})
 
 
 def needs_of(request: Request) -> frozenset[str]:
@@ -46,6 +47,8 @@ def needs_of(request: Request) -> frozenset[str]:
         "deterministic": request.deterministic,
         "out": request.out,
         "compile": request.compiling,
+        "capture": request.capturing,
+        f"quant {request.quant}": request.quant is not None,
         "spans": facts.spans,
     }
     return frozenset({request.structure_kind, request.dtype} | {name for name, needed in asked.items() if needed})
@@ -70,6 +73,8 @@ def refusal_problems(decision: Rejected, request: Request, target: Target) -> li
 def unaccepted_claims(target: Target, cases: Sequence[Case]) -> tuple[str, ...]:
     """Claims of a backend that not one case was accepted for: claimed, but refused whenever it is asked."""
     claimed = frozenset[str]().union(*(claims_of(features) for features in target.features))
+    if not target.surrounds("capture"):
+        claimed -= {"capture"}
     dtypes = {name: dtype for dtype in target.dtypes if (name := str(dtype).removeprefix("torch.")) in claimed}
     left = {claim for claim in claimed if "float" not in claim or claim in dtypes}
     for name, dtype in dtypes.items():

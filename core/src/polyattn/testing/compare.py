@@ -10,7 +10,20 @@ import torch
 #: scores are accumulated in float32 and weights and output are rounded once (an error of one unit in a weight moves the
 #: output by one unit of a value of about 4). float32 leaves room for fast exponentials, not for TF32 (1e-3); float64
 #: for none but its own rounding.
-CEILINGS: Mapping[str, float] = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
+#: By format of a quantised call, relative: the norm of the error over the norm of the output. About twice what it costs
+#: on these inputs to round q, k, v and the weights once each, and all else exactly: 0.055 in fp8 (3 bits of mantissa:
+#: a rounding is off by 1/32 of its value, and four of them are independent), 0.055 in mxfp8, 0.2 in mxfp4 (1 bit), and
+#: in int8 0.015 with weights and v left in half precision, 0.04 with those in fp8.
+CEILINGS: Mapping[str, float] = {
+    "float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2,
+    "fp8": 0.12, "int8": 0.08, "mxfp8": 0.12, "mxfp4": 0.4,
+}  # fmt: skip
+
+#: Below this relative error nothing was quantised: under half of what rounding q and k alone costs.
+FLOORS: Mapping[str, float] = {"fp8": 0.012, "int8": 0.005, "mxfp8": 0.012, "mxfp4": 0.05}
+
+#: A single row of a quantised output may be off by so many times more: it is an average over fewer roundings.
+_ROW_FACTOR = 4.0
 
 #: LSE is float32 whatever the inputs are.
 _LSE_FLOOR = 2e-6
@@ -19,9 +32,9 @@ _LSE_FLOOR = 2e-6
 _GRADIENT_FACTOR = 4.0
 
 
-def tolerance(declared: Mapping[str, float], dtype: torch.dtype) -> float:
-    """What answers of this dtype are judged by: as declared, never above the ceiling."""
-    name = str(dtype).removeprefix("torch.")
+def tolerance(declared: Mapping[str, float], of: torch.dtype | str) -> float:
+    """What answers of this dtype, or of this format, are judged by: as declared, never above the ceiling."""
+    name = str(of).removeprefix("torch.")
     return min(declared.get(name, CEILINGS[name]), CEILINGS[name])
 
 
@@ -42,13 +55,26 @@ def output_problems(
     if wrong:
         return wrong
     out = out.cpu()
-    problems = _value_problems("output", out, want, limit)
-    # Empty rows are exactly 0: a caller merges or adds them unmasked.
-    empty = lse.isneginf().transpose(-1, -2)
-    strays = (out[empty] != 0).any(dim=-1)
-    if bool(strays.any()):
-        problems.append(f"output: {int(strays.sum())} rows that see no key are not 0")
-    return problems
+    return _value_problems("output", out, want, limit) + _empty_row_problems(out, lse)
+
+
+def quantised_problems(
+    out: torch.Tensor, want: torch.Tensor, lse: torch.Tensor, like: torch.Tensor, limit: float, least: float
+) -> list[str]:
+    """What is wrong with the output of a quantised call: its error is bounded as a whole and by row, and from below."""
+    wrong = _form_problems("output", out, want, like.dtype, like.device)
+    if wrong:
+        return wrong
+    out = out.cpu()
+    return _relative_problems(out, want, limit, least) + _empty_row_problems(out, lse)
+
+
+def without_poison(got: torch.Tensor, want: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with 0 where the reference is NaN: there a row sees NaN by right, and may hold anything."""
+    poison = want.isnan()
+    if got.shape != want.shape:
+        return got, want
+    return got.masked_fill(poison.to(got.device), 0.0), want.masked_fill(poison, 0.0)
 
 
 def lse_problems(lse: torch.Tensor | None, want: torch.Tensor, like: torch.Tensor, limit: float) -> list[str]:
@@ -82,6 +108,33 @@ def _form_problems(
     if got.device != device:
         problems.append(f"{what}: device {device} is right, got {got.device}")
     return problems
+
+
+def _empty_row_problems(out: torch.Tensor, lse: torch.Tensor) -> list[str]:
+    """Empty rows are exactly 0: a caller merges or adds them unmasked."""
+    empty = lse.isneginf().transpose(-1, -2)
+    strays = (out[empty] != 0).any(dim=-1)
+    return [f"output: {int(strays.sum())} rows that see no key are not 0"] if bool(strays.any()) else []
+
+
+def _relative_problems(got: torch.Tensor, want: torch.Tensor, limit: float, least: float) -> list[str]:
+    if not want.numel() or not bool(want.any()):
+        return []
+    strange = ~got.isfinite()
+    if bool(strange.any()):
+        return [f"output: {int(strange.sum())} of {got.numel()} entries are NaN or infinite"]
+    error = (got.to(torch.float64) - want).flatten(-2).norm(dim=-1)
+    size = want.flatten(-2).norm(dim=-1)
+    relative = float(error.norm() / size.norm())
+    if not relative <= limit:
+        return [f"output: its error is {relative:.3g} of its norm, more than {limit:.2g}"]
+    if relative < least:
+        return [f"output: its error is {relative:.3g} of its norm, less than {least:.2g}: nothing was quantised"]
+    rows = error / size.clamp(min=float(size[size > 0].square().mean().sqrt()))
+    if float(rows.max()) <= _ROW_FACTOR * limit:
+        return []
+    place = [int(index) for index in torch.unravel_index(rows.argmax(), rows.shape)]
+    return [f"output: the error of row {place} is {float(rows.max()):.3g} of its norm, more than {_ROW_FACTOR * limit}"]
 
 
 def _value_problems(what: str, got: torch.Tensor, want: torch.Tensor, limit: float) -> list[str]:

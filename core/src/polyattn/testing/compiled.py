@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,14 +11,21 @@ import torch
 from polyattn.call import attention
 
 
-def attend_compiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
-    """`attention` in one graph without a break; its operators' shapes and gradients are traced, no code is generated.
+def attend_compiled(inside: Callable[[], AbstractContextManager[Any]] | None) -> Callable[..., Any]:
+    """What is called like `attention`, in one graph without a break; `inside` the graph is around the call.
 
-    Arguments and result are those of `attention`. Each call is a graph of its own: what Dynamo holds is dropped before.
+    The operators' shapes and gradients are traced, no code is generated. Each call is a graph of its own: what Dynamo
+    holds is dropped before.
     """
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-        return attention(q, k, v, **arguments)
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            if inside is None:
+                return attention(q, k, v, **arguments)
+            with inside():
+                return attention(q, k, v, **arguments)
 
-    torch.compiler.reset()
-    return torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=False)(q, k, v)
+        torch.compiler.reset()
+        return torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=False)(q, k, v)
+
+    return attend

@@ -71,11 +71,15 @@ def run_conformance(
     *,
     structures: Collection[str] | None = None,
     dtypes: Collection[torch.dtype] = DTYPES,
+    named: str = "",
+    shard: tuple[int, int] = (0, 1),
 ) -> Report:
     """Put backends to the test: "fa3", "cuda:fa3", all of a platform, or all there are.
 
-    `structures` and `dtypes` narrow the cases that run; whether each claim is accepted for some case is asked where all
-    structures run. ValueError for a backend or platform that is not here, with the reason.
+    `structures`, `dtypes` and `named` (a part of their names) narrow the cases that run; `shard=(i, n)` leaves the i-th
+    of n runs of neighbours, so that n processes share the work and what each compiles is not what all compile. Whether
+    each claim is accepted for some case is asked where all cases run, by the first shard. ValueError for a backend or
+    platform that is not here, with the reason.
 
     >>> from polyattn.testing import run_conformance
     >>> run_conformance("cpu:sdpa", structures=["dense"], dtypes=[torch.float64]).ok
@@ -85,7 +89,7 @@ def run_conformance(
     chosen = targets(platform, backend)
     missing = {target.name: "; ".join(target.missing()) for target in chosen if target.missing()}
     ready = [target for target in chosen if target.name not in missing]
-    cases = [case for case in ALL_CASES if structures is None or case.structure in structures]
+    cases = [case for case in ALL_CASES if (structures is None or case.structure in structures) and named in case.name]
     checks = [
         (target, case, dtype)
         for target in ready
@@ -93,6 +97,10 @@ def run_conformance(
         for dtype in target.dtypes_of(case)
         if dtype in dtypes
     ]
+    index, parts = shard
+    if not 0 <= index < parts:
+        raise ValueError(f"shard: (i, n) with 0 <= i < n is needed, got {shard}")
+    checks = checks[len(checks) * index // parts : len(checks) * (index + 1) // parts]
     counts: dict[str, dict[str, dict[str, int]]] = {}
     failures = [
         Failure(target.name, "claims/tolerance", tuple(wrong))
@@ -108,7 +116,7 @@ def run_conformance(
         results["failed" if outcome.problems else outcome.route] += 1
         if outcome.problems:
             failures.append(Failure(target.name, label, outcome.problems))
-    if structures is None:
+    if structures is None and not named and index == 0:
         failures += _empty_claims(ready)
     return Report(counts, tuple(failures), missing, time.perf_counter() - started)
 

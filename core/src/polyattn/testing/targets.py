@@ -14,6 +14,7 @@ from polyattn.discovery.state import all_accepted
 from polyattn.door.resolution import missing_requirements
 from polyattn.machine import machine_of
 from polyattn.testing.cases import Case, Maker
+from polyattn.testing.cases.call import Within
 from polyattn.vendor import Backend, Features, Machine, Platform
 
 #: The dtypes of the cases; a backend refuses those it does not take.
@@ -55,12 +56,32 @@ class Target:
         return tuple(dtype for dtype in DTYPES if float64 or dtype != torch.float64)
 
     def dtypes_of(self, case: Case) -> tuple[torch.dtype, ...]:
-        """The dtypes of one case: all, or the first claimed where the case is about the call's surroundings."""
-        if not case.compiled and not case.autocast:
+        """The dtypes of one case: all, or the first claimed where the case is about the call's surroundings.
+
+        None where the device has no such surroundings. A quantised case has those claimed beside its format, or one
+        that shows the refusal.
+        """
+        if not self.surrounds(case.within):
+            return ()
+        method = None if case.quant is None else case.quant.method
+        if not case.in_one_dtype and method is None:
             return self.dtypes
         possible = (torch.bfloat16, torch.float16) if case.autocast else self.dtypes
-        claimed = frozenset[str]().union(*(features.dtypes for features in self.features))
-        return tuple(dtype for dtype in possible if str(dtype).removeprefix("torch.") in claimed)[:1] or possible[:1]
+        if method is not None:
+            possible = (torch.bfloat16, torch.float16, torch.float32)
+        slots = [features for features in self.features if method is None or method in features.quant]
+        claimed = frozenset[str]().union(*(features.dtypes for features in slots))
+        found = tuple(dtype for dtype in possible if str(dtype).removeprefix("torch.") in claimed)
+        return (found[:1] if case.in_one_dtype else found) or possible[:1]
+
+    def surrounds(self, within: Within) -> bool:
+        """Whether the device has what a case wants around its call."""
+        module = torch.get_device_module(self.device)
+        if within in ("capture", "cold_capture"):
+            return self.platform.capturing is not None and hasattr(module, f"{self.device.type.upper()}Graph")
+        if within == "streams":
+            return hasattr(module, "set_stream")  # the CPU's streams are of name only
+        return within != "no_sync" or hasattr(module, "set_sync_debug_mode")
 
     def missing(self) -> tuple[str, ...]:
         """Why it cannot run here at all: packages that are not installed."""

@@ -51,7 +51,7 @@ def key_padding(
 ) -> Result:
     """Prefixes by their lengths on the device, with zeros for what lies behind them; padding with holes packed."""
     if not meta.prefix:
-        return varlen.key_padding(
+        return varlen.packed_padding(
             partial(documents, options=options), ROWS, q, k, v, out, meta=meta, causal=causal, scale=scale,
             window=window, softcap=softcap, need_lse=need_lse, options=options,
         )  # fmt: skip

@@ -9,8 +9,18 @@ from typing import Any
 import torch
 
 from polyattn.structures import Mask
-from polyattn.testing.cases.call import Call, Case, edges, lse_gradients, surroundings
+from polyattn.testing.cases.call import (
+    Call,
+    Case,
+    captures,
+    cold_captures,
+    edges,
+    lse_gradients,
+    surroundings,
+    unsynced,
+)
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, contiguous_buffer, spoil
+from polyattn.testing.cases.quantised import quantised
 from polyattn.testing.cases.variations import positions, variations
 
 Shape = tuple[int, ...]
@@ -122,6 +132,10 @@ CASES = (
     *variations("mask", masked),
     *positions("mask", masked),
     *surroundings("mask", {"": masked, "_bias": biased}),
+    *captures("mask", {"": masked, "_bias": biased}),
+    *cold_captures("mask", {"": masked}),
+    *unsynced("mask", {"": masked, "_bias": biased, "_keys": partial(only_keys, rank=2)}),
+    *quantised("mask", {"": masked, "_bias": biased}),
     *lse_gradients(
         "mask",
         {

@@ -9,8 +9,19 @@ from typing import Any
 import torch
 
 from polyattn.structures import Packed
-from polyattn.testing.cases.call import Call, edges, lse_gradients, surroundings
+from polyattn.testing.cases.call import (
+    Call,
+    captures,
+    cold_captures,
+    concurrent,
+    edges,
+    lse_gradients,
+    poisoned,
+    surroundings,
+    unsynced,
+)
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker, spoil
+from polyattn.testing.cases.quantised import quantised, quantised_asks
 from polyattn.testing.cases.variations import positions, variations
 
 LENGTHS = (3, 1, 5)
@@ -69,6 +80,30 @@ def capacity(make: Maker, *, updated: bool = False, **rule: Any) -> Call:
     return call
 
 
+def other_lengths(make: Maker, captured: Call) -> Call:
+    """Other lengths within the capacity, written into the structure that a graph was captured with."""
+    assert isinstance(captured.structure, Packed)
+    captured.structure.update_([2, 6, 0, 3])
+    call = Call(*make.qkv((12,), (12,)), captured.structure, causal=captured.causal)
+    spoil(call.k[11:], call.v[11:])
+    return call
+
+
+def loud_rows(make: Maker, **rule: Any) -> Call:
+    """Keys and values past the last document are finite, and so large that a scale taken from them leaves nothing."""
+    call = real_and_pad(make, **rule)
+    for tensor in (call.k, call.v):
+        tensor[5:] = 2.0**14
+    return call
+
+
+def poisoned_document(make: Maker, build: Any, first: int, **given: Any) -> Call:
+    """Keys and values of one document are NaN from row `first` on for three rows; its neighbours must not feel it."""
+    call: Call = build(make, **given)
+    spoil(call.k[first : first + 3], call.v[first : first + 3])
+    return call
+
+
 def with_spans(make: Maker, spans: list[list[tuple[int, int]]], *, k: Sequence[int] | None = None) -> Call:
     """Documents with full spans of their own."""
     structure = Packed.from_lengths(LENGTHS, k, spans=spans)
@@ -81,6 +116,56 @@ CASES = (
     *variations("packed", packed),
     *positions("packed", packed),
     *surroundings("packed", {"": packed}),
+    *captures(
+        "packed",
+        {
+            "": packed,
+            "_spare_rows": partial(packed, spare=4),
+            "_on_device": partial(boundaries, dtype=torch.int32),
+            "_capacity": capacity,
+            "_capacity_causal": partial(capacity, causal=True),
+        },
+        {"_capacity": other_lengths, "_capacity_causal": other_lengths},
+    ),
+    *cold_captures("packed", {"": packed, "_capacity": capacity}),
+    *concurrent("packed", {"": partial(packed, heads=Heads(4, 4), q=(200, 3, 300))}),
+    *unsynced(
+        "packed",
+        {
+            "": packed,
+            "_spare_rows": partial(packed, spare=4),
+            "_on_device": partial(boundaries, dtype=torch.int64),
+            "_capacity": capacity,
+        },
+    ),
+    *poisoned(
+        "packed",
+        {
+            "_first_document": partial(poisoned_document, build=packed, first=0, q=(3, 1, 5)),
+            "_document": partial(poisoned_document, build=packed, first=150, q=(130, 60, 140)),
+            "_document_causal": partial(poisoned_document, build=packed, first=150, q=(130, 60, 140), causal=True),
+            "_document_across_blocks": partial(poisoned_document, build=packed, first=390, q=(200, 300, 70)),
+            "_document_on_device": partial(poisoned_document, build=boundaries, first=5, dtype=torch.int32),
+        },
+    ),
+    *quantised(
+        "packed",
+        {
+            "": packed,
+            "_causal": partial(packed, causal=True),
+            "_cross": partial(packed, **_CROSS),
+            "_gqa": partial(packed, heads=Heads(4, 2)),
+            "_document_without_keys": partial(packed, q=(3, 2, 2), k=(2, 0, 3)),
+            "_spare_rows": partial(packed, spare=4),
+            "_on_device": partial(boundaries, dtype=torch.int32),
+            "_capacity": capacity,
+            "_loud_rows": loud_rows,
+            "_across_blocks": partial(packed, q=(150, 3, 140)),
+            "_poisoned_document": partial(poisoned_document, build=packed, first=30, q=(20, 30, 9)),
+        },
+        poisoned=frozenset({"_poisoned_document"}),
+    ),
+    *quantised_asks("packed", packed),
     *lse_gradients(
         "packed",
         {
@@ -140,6 +225,8 @@ CASES = (
             "across_blocks": partial(packed, q=(150, 3, 140)),
             "across_blocks_causal": partial(packed, q=(150, 3, 140), causal=True),
             "across_blocks_cross_causal": partial(packed, q=(33, 130, 1), k=(140, 65, 90), causal=True),
+            "across_blocks_spare_rows": partial(packed, q=(200, 90), spare=110),
+            "across_blocks_spare_rows_causal": partial(packed, q=(200, 90), spare=110, causal=True),
         },
     ),
 )

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from polyattn.structures import Paged
-from polyattn.testing.cases.call import Call, edges, surroundings
+from polyattn.testing.cases.call import (
+    Call,
+    captures,
+    cold_captures,
+    concurrent,
+    edges,
+    poisoned,
+    surroundings,
+    unsynced,
+)
 from polyattn.testing.cases.maker import GARBAGE, PLAIN, Heads, Maker, written
+from polyattn.testing.cases.quantised import quantised
 from polyattn.testing.cases.variations import positions, variations
 
 Spans = list[list[tuple[int, int]]]
@@ -34,6 +45,26 @@ def paged(
     q, k, v, table = _pools(make, heads, q_rows, keys)
     lengths: Any = list(keys) if host else make.integers(list(keys))
     return Call(q, k, v, Paged(make.integers(table, dtype), lengths, new, spans), **rule)
+
+
+def other_pages(make: Maker, captured: Call) -> Call:
+    """Other pages and lengths, written into the tables of the structure that a graph was captured with."""
+    assert isinstance(captured.structure, Paged)
+    call = paged(make, keys=(4, 6, 9), queries=captured.q.shape[1], host=False, causal=captured.causal)
+    assert isinstance(call.structure, Paged)
+    captured.structure.block_table.copy_(call.structure.block_table)
+    captured.structure.kv_lengths.copy_(call.structure.kv_lengths)
+    return replace(call, structure=captured.structure)
+
+
+def poisoned_row(make: Maker, **given: Any) -> Call:
+    """Keys and values that the second row reads are NaN; the rows beside it must not feel it."""
+    call = paged(make, **given)
+    assert isinstance(call.structure, Paged)
+    page = int(call.structure.block_table[1, 0])
+    for pool in (call.k, call.v):
+        pool[page, :2] = float("nan")
+    return call
 
 
 def shared_prefix(make: Maker, **rule: Any) -> Call:
@@ -80,6 +111,24 @@ CASES = (
     *variations("paged", paged),
     *positions("paged", paged),
     *surroundings("paged", {"": paged}),
+    *captures(
+        "paged",
+        {
+            "": paged,
+            "_on_device": partial(paged, host=False),
+            "_on_device_causal": partial(paged, host=False, causal=True),
+            "_decode_on_device": partial(paged, queries=1, host=False),
+        },
+        dict.fromkeys(("_on_device", "_on_device_causal", "_decode_on_device"), other_pages),
+    ),
+    *cold_captures("paged", {"": paged}),
+    *concurrent("paged", {"": partial(paged, heads=Heads(4, 4), keys=(300, 129, 500), queries=150)}),
+    *unsynced(
+        "paged",
+        {"": paged, "_on_device": partial(paged, host=False), "_packed": partial(paged, **_PACKED)},
+    ),
+    *poisoned("paged", {"_row": poisoned_row, "_row_on_device": partial(poisoned_row, host=False)}),
+    *quantised("paged", {"": paged}),
     *edges(
         "paged",
         {

@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from polyattn.structures import Spans
-from polyattn.testing.cases.call import Call, edges, surroundings
+from polyattn.testing.cases.call import Call, captures, cold_captures, edges, surroundings, unsynced
 from polyattn.testing.cases.maker import PLAIN, Heads, Maker
+from polyattn.testing.cases.quantised import quantised
 from polyattn.testing.cases.variations import variations
 
 Full = list[list[tuple[int, int]]]
@@ -33,6 +34,10 @@ def spans(
 CASES = (
     *variations("spans", spans),
     *surroundings("spans", {"": spans}),
+    *captures("spans", {"": spans}),
+    *cold_captures("spans", {"": spans}),
+    *unsynced("spans", {"": spans, "_last_queries": partial(spans, full=[[(1, 6)], [(3, 8)]], queries=4)}),
+    *quantised("spans", {"": spans, "_same_for_all": partial(spans, full=[[(2, 5)], [(2, 5)]])}),
     *edges(
         "spans",
         {

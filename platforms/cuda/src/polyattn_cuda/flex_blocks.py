@@ -1,0 +1,133 @@
+"""Who sees what, as flex attention takes it: a rule over indices, and which blocks of scores it leaves empty or full.
+
+Blocks are told from intervals and reductions, on the device and without a host read; no mask of all pairs is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from polyattn.vendor import Visibility
+
+#: Query rows and keys of a block: flex attention's own default, which its tiles divide.
+BLOCK = 128
+
+#: (sample, head, query row, key) -> may attend, over index tensors.
+Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def of_visibility(seen: Visibility, batch: int, queries: int) -> BlockMask:
+    """The blocks of what a `Visibility` says, for `batch` samples of `queries` rows."""
+    first, last = _intervals(seen, batch, queries)
+    some, every = _blocks_of_intervals(first, last, seen.keys)
+    if seen.keep is None:
+        return _block_mask(some, every, _within(first, last), (queries, seen.keys))
+    keep = seen.keep.expand(batch, -1)
+    kept = pad(keep, (0, -seen.keys % BLOCK)).unflatten(1, (-1, BLOCK))
+    some = some & kept.any(-1).unsqueeze(1).unsqueeze(1)
+    every = every & kept.all(-1).unsqueeze(1).unsqueeze(1)
+    return _block_mask(some, every, _kept_within(first, last, keep), (queries, seen.keys))
+
+
+def of_mask(mask: torch.Tensor, seen: Visibility | None, shape: tuple[int, int, int, int]) -> BlockMask:
+    """The blocks of a bool mask [B|1,H|1,Sq|1,Sk], within a `Visibility` where there is one; `shape` is [B,H,Sq,Sk]."""
+    batch, _, queries, keys = shape
+    some, every = _blocks_of_mask(mask, queries)
+    whole = mask.expand(shape)
+    if seen is None:
+        return _block_mask(some, every, _masked(whole), (queries, keys))
+    first, last = _intervals(seen, batch, queries)
+    near, inside = _blocks_of_intervals(first, last, keys)
+    return _block_mask(some & near, every & inside, _masked_within(whole, first, last), (queries, keys))
+
+
+def _within(first: torch.Tensor, last: torch.Tensor) -> Rule:
+    def rule(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (j >= first[b, i]) & (j < last[b, i])
+
+    return rule
+
+
+def _kept_within(first: torch.Tensor, last: torch.Tensor, keep: torch.Tensor) -> Rule:
+    def rule(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (j >= first[b, i]) & (j < last[b, i]) & keep[b, j]
+
+    return rule
+
+
+def _masked(mask: torch.Tensor) -> Rule:
+    def rule(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return mask[b, h, i, j]
+
+    return rule
+
+
+def _masked_within(mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> Rule:
+    def rule(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return mask[b, h, i, j] & (j >= first[b, i]) & (j < last[b, i])
+
+    return rule
+
+
+def _intervals(seen: Visibility, batch: int, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [B,Sq] each, one a row; rows that are not asked see an empty one."""
+    shape = (batch, queries)
+    last = seen.last if seen.asked is None else seen.last.where(seen.asked, seen.first)
+    return _int32(seen.first.expand(shape)), _int32(last.expand(shape))
+
+
+def _blocks_of_intervals(first: torch.Tensor, last: torch.Tensor, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bool [B,1,query blocks,key blocks]: blocks that may hold a visible pair, and blocks that are visible whole."""
+    spare = -first.shape[1] % BLOCK
+    sees = last > first
+    # a row that sees nothing, or lies past the last one, opens no block and lets none be whole
+    opens = pad(first.where(sees, keys), (0, spare), value=keys).unflatten(1, (-1, BLOCK))
+    closes = pad(last.where(sees, 0), (0, spare), value=0).unflatten(1, (-1, BLOCK))
+    start = torch.arange(0, keys, BLOCK, device=first.device, dtype=first.dtype)
+    some = (start < closes.amax(-1, keepdim=True)) & (start + BLOCK > opens.amin(-1, keepdim=True))
+    every = (start >= opens.amax(-1, keepdim=True)) & (start + BLOCK <= closes.amin(-1, keepdim=True))
+    return some.unsqueeze(1), every.unsqueeze(1)
+
+
+def _blocks_of_mask(mask: torch.Tensor, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_blocks_of_intervals`, [B|1,H|1,query blocks,key blocks]."""
+    by_key = pad(mask, (0, -mask.shape[3] % BLOCK)).unflatten(3, (-1, BLOCK))
+    some, every = by_key.any(-1), by_key.all(-1)
+    blocks = -(-queries // BLOCK)
+    if mask.shape[2] == 1:
+        some, every = some.expand(-1, -1, blocks, -1), every.repeat(1, 1, blocks, 1)
+        if queries % BLOCK:
+            every.narrow(2, blocks - 1, 1).zero_()
+        return some, every
+    rows = (0, 0, 0, -queries % BLOCK)
+    return (
+        pad(some, rows).unflatten(2, (-1, BLOCK)).any(3),
+        pad(every, rows).unflatten(2, (-1, BLOCK)).all(3),
+    )
+
+
+def _block_mask(some: torch.Tensor, every: torch.Tensor, rule: Rule, lengths: tuple[int, int]) -> BlockMask:
+    partly = some & every.logical_not()
+    made = BlockMask.from_kv_blocks(
+        *_listed(partly), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=rule, seq_lengths=lengths, compute_q_blocks=False
+    )
+    # the same tables by key, which a backward reads; torch's own way to them does not run below an operator
+    made.q_num_blocks, made.q_indices = _listed(partly.transpose(2, 3))
+    made.full_q_num_blocks, made.full_q_indices = _listed(every.transpose(2, 3))
+    return made
+
+
+def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many of a row of blocks are set, and their places, the set ones first."""
+    places = blocks.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), _int32(places)
+
+
+def _int32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.int32, memory_format=torch.contiguous_format)
