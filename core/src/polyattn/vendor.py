@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from polyattn.kernels.tails import repair_samples as repair_samples
     from polyattn.machine import installed_versions as installed_versions
     from polyattn.operators import define_once as define_once
+    from polyattn.quant import Quant as Quant
     from polyattn.structures.key_padding import KeyPaddingMeta as KeyPaddingMeta
     from polyattn.structures.mask import MaskMeta as MaskMeta
     from polyattn.structures.packed_meta import PackedMeta as PackedMeta
@@ -96,6 +97,7 @@ __all__ = [
 #: Published for the modules behind an entry point (slots, backends); loaded on first use, since most of it needs torch.
 _LAZY = {
     "document_loop": "polyattn.compositions.loop",
+    "Quant": "polyattn.quant",
     "RowOps": "polyattn.backends.row_ops",
     "TORCH_ROWS": "polyattn.backends.row_ops",
     "TRITON_ROWS": "polyattn.backends.row_ops",

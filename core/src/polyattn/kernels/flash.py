@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from polyattn.backends.calls import Result
 from polyattn.kernels.flash_kernel import attend_kernel, marked_kernel
-from polyattn.kernels.launch import architecture_of, launch
+from polyattn.kernels.launch import Prepared, architecture_of, launch_prepared, prepare
 from polyattn.kernels.tiles import BOUNDED_PROGRAMS, chunks, tile_for
 
 Window = tuple[int | None, int | None] | None
@@ -144,21 +144,21 @@ def _attend(
         _contiguous(visibility.keep), _contiguous(visibility.keep_q), _contiguous(visibility.ends),
     )  # fmt: skip
     if visibility.only_if is None:
-        launch(attend_kernel, (plan.programs,), q.device, *tensors, *plan.numbers, **plan.switches)
+        launch_prepared(plan.attend, (plan.programs,), q.device, *tensors)
     else:
         programs = min(plan.programs, BOUNDED_PROGRAMS)
-        launch(marked_kernel, (programs,), q.device, *tensors, visibility.only_if, *plan.numbers, **plan.switches)
+        launch_prepared(plan.attend_marked, (programs,), q.device, *tensors, visibility.only_if)
     if out is not None and target is not out:
         target = out.copy_(target)
     return target, lse
 
 
 class _Plan(NamedTuple):
-    """A launch but for its tensors: programs, the kernel's numbers in its order, what it is compiled for."""
+    """Both kernels' launch but for its tensors, and the programs that all tiles need."""
 
     programs: int
-    numbers: tuple[float, ...]
-    switches: dict[str, Any]
+    attend: Prepared
+    attend_marked: Prepared
 
 
 @lru_cache(maxsize=1024)
@@ -195,19 +195,21 @@ def _plan(
     if scoring.causal and not has_ends:
         right = 0
     blocks = max(1, -(-longest // tile.block_m))
+    sign, inner, outer = _score_factors(scoring.scale, scoring.softcap)
     numbers = (
         *steps, rows_q, rows_q, rows_k,
         rows_k if used_k is None else min(used_k, rows_k), rows_q if used_q is None else min(used_q, rows_q),
-        shift, left or 0, right or 0, heads, heads // kv_heads, *_score_factors(scoring.scale, scoring.softcap),
-        documents, blocks,
+        shift, left or 0, right or 0, heads, heads // kv_heads, inner, outer, documents, blocks,
     )  # fmt: skip
     switches = {
         "D": head_dim, "D0": keys.first, "D1": keys.second, "V": v_head_dim, "V0": values.first, "V1": values.second,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "LEFT": left is not None, "RIGHT": right is not None,
-        "CAPPED": scoring.softcap > 0.0, "UNIT": unit, "WIDE": farthest + _WIDEST >= _INT32,
+        "CAPPED": scoring.softcap > 0.0, "UNIT": unit, "WIDE": farthest + _WIDEST >= _INT32, "SIGN": sign,
         "num_warps": tile.warps, "num_stages": tile.stages,
     }  # fmt: skip
-    return _Plan(blocks * heads * (documents + is_packed), numbers, switches)  # what lies behind all documents is one
+    programs = blocks * heads * (documents + is_packed)  # what lies behind all documents is one more
+    attend, marked = (prepare(kernel, *numbers, **switches) for kernel in (attend_kernel, marked_kernel))
+    return _Plan(programs, attend, marked)
 
 
 def _score_factors(scale: float, softcap: float) -> tuple[float, float, float]:

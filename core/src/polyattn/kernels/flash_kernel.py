@@ -107,10 +107,10 @@ def _document(boundaries, document, rows):
 def _tile(
     q, k, v, out, lse, cu_q, cu_k, used_q, used_k, keep, keep_q, ends, q_batch, q_row, q_head, k_batch, k_row, k_head,
     v_batch, v_row, v_head, o_batch, o_row, o_head, lse_head, rows_q, rows_k, seen_k, asked_q, shift, left, right,
-    heads, group, sign, inner, outer, document, head, block,
+    heads, group, inner, outer, document, head, block,
     D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, V: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAPPED: tl.constexpr,
-    UNIT: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, WIDE: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     """Query rows [block * BLOCK_M, + BLOCK_M) of one head of one sample or document; writes each of them once."""
     sample = document
@@ -184,11 +184,13 @@ def _tile(
     whole = tl.minimum(tl.maximum(high_all, 0), high) // BLOCK_N * BLOCK_N
 
     q0 = _load_rows(q, q_offsets, asked, 0, D0, D, True)
-    q0 = (q0.to(tl.float32) * sign).to(q0.dtype)
+    if SIGN != 1.0:  # otherwise q is read from shared memory by every product, not through registers
+        q0 = (q0.to(tl.float32) * SIGN).to(q0.dtype)
     q1 = q0
     if D1 > 0:
         q1 = _load_rows(q, q_offsets, asked, D0, D1, D, True)
-        q1 = (q1.to(tl.float32) * sign).to(q0.dtype)
+        if SIGN != 1.0:
+            q1 = (q1.to(tl.float32) * SIGN).to(q0.dtype)
     acc0 = tl.zeros([BLOCK_M, V0], tl.float32)
     acc1 = acc0
     if V1 > 0:
@@ -245,10 +247,10 @@ def _clear(
 def attend_kernel(
     q, k, v, out, lse, cu_q, cu_k, used_q, used_k, keep, keep_q, ends, q_batch, q_row, q_head, k_batch, k_row, k_head,
     v_batch, v_row, v_head, o_batch, o_row, o_head, lse_head, rows_q, rows_k, seen_k, asked_q, shift, left, right,
-    heads, group, sign, inner, outer, documents, blocks,
+    heads, group, inner, outer, documents, blocks,
     D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, V: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAPPED: tl.constexpr,
-    UNIT: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, WIDE: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     """A tile a program: blocks of rows fastest, then heads, then samples or documents, then the rows behind them.
 
@@ -272,8 +274,8 @@ def attend_kernel(
     _tile(
         q, k, v, out, lse, cu_q, cu_k, used_q, used_k, keep, keep_q, ends,
         q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head, lse_head,
-        rows_q, rows_k, seen_k, asked_q, shift, left, right, heads, group, sign, inner, outer, document, head, block,
-        D, D0, D1, V, V0, V1, BLOCK_M, BLOCK_N, LEFT, RIGHT, CAPPED, UNIT, WIDE,
+        rows_q, rows_k, seen_k, asked_q, shift, left, right, heads, group, inner, outer, document, head, block,
+        D, D0, D1, V, V0, V1, BLOCK_M, BLOCK_N, LEFT, RIGHT, CAPPED, UNIT, WIDE, SIGN,
     )  # fmt: skip
 
 
@@ -281,10 +283,10 @@ def attend_kernel(
 def marked_kernel(
     q, k, v, out, lse, cu_q, cu_k, used_q, used_k, keep, keep_q, ends, only_if, q_batch, q_row, q_head, k_batch,
     k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head, lse_head, rows_q, rows_k, seen_k, asked_q, shift,
-    left, right, heads, group, sign, inner, outer, documents, blocks,
+    left, right, heads, group, inner, outer, documents, blocks,
     D: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, V: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAPPED: tl.constexpr,
-    UNIT: tl.constexpr, WIDE: tl.constexpr,
+    UNIT: tl.constexpr, WIDE: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     """As `attend_kernel`, by a few programs that share the tiles of what `only_if` marks, and no others."""
     for document in range(documents):
@@ -293,7 +295,7 @@ def marked_kernel(
                 _tile(
                     q, k, v, out, lse, cu_q, cu_k, used_q, used_k, keep, keep_q, ends,
                     q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, o_batch, o_row, o_head,
-                    lse_head, rows_q, rows_k, seen_k, asked_q, shift, left, right, heads, group, sign, inner, outer,
+                    lse_head, rows_q, rows_k, seen_k, asked_q, shift, left, right, heads, group, inner, outer,
                     document, tile // blocks, tile % blocks,
-                    D, D0, D1, V, V0, V1, BLOCK_M, BLOCK_N, LEFT, RIGHT, CAPPED, UNIT, WIDE,
+                    D, D0, D1, V, V0, V1, BLOCK_M, BLOCK_N, LEFT, RIGHT, CAPPED, UNIT, WIDE, SIGN,
                 )  # fmt: skip

@@ -190,10 +190,10 @@ def paged_attention_kernel(
         else:
             this = entries(table, table_entry, at, whole_stop * BLOCK_N, PAGE, BLOCK_N)
         k_tile = page_rows(k, this, k_page, k_slot, at, None, PAGE, BLOCK_N, DIM, BLOCK_D, K_STEP, UNIT, WIDE)
-        v_tile = page_rows(v, this, v_page, v_slot, at, None, PAGE, BLOCK_N, V_DIM, BLOCK_V, V_STEP, UNIT, WIDE)
         scores = scored(q_tile, k_tile, factor, cap, CAPPED)
         if BLOCK_MORE > 0 and MORE_FIRST:
             scores2 = scored(q_tile2, k_tile, factor, cap, CAPPED)
+        v_tile = page_rows(v, this, v_page, v_slot, at, None, PAGE, BLOCK_N, V_DIM, BLOCK_V, V_STEP, UNIT, WIDE)
         peak, total, acc = taken_in(scores, v_tile, peak, total, acc, None, scale)
         if BLOCK_MORE > 0:
             if not MORE_FIRST:

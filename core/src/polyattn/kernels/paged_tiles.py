@@ -97,9 +97,9 @@ def _sizes(work: Work, width: int, arch: str) -> tuple[int, int, int, int]:
         return min(rows, 64), 32, 4 if amd or rows < 64 else 8, 1 if amd else 2
     if amd:
         return min(rows, 128), 64, 4, 2 if arch == "gfx950" else 1
-    if rows < 128 or (work.page_size % 64 and not arch.startswith(("sm_9", "sm_10"))):  # entries take registers, too
-        return min(rows, 64), 64, 4, 3
-    return 128, 64, 8, 3
+    if rows >= 128 and arch.startswith("sm_10"):
+        return 128, 64, 8, 3
+    return min(rows, 64), 64, 4, 3
 
 
 def _splits(programs: int, tiles: int, slots: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
 import torch
 
 from polyattn.kernels import row_tiles
-from polyattn.kernels.launch import launch
+from polyattn.kernels.launch import Prepared, launch_prepared, prepare
 from polyattn.kernels.page_kernels import write_rows_kernel
 
 #: The largest number of elements by which strides are counted: 16 bytes and more of any dtype.
@@ -26,7 +27,21 @@ def write_rows(
     rows = slots.shape[0]
     if rows == 0:
         return
-    tile = row_tiles.tile_of(k.element_size())
+    writing, programs = _plan(
+        k.element_size(), rows, slots.stride(0), *((tensor.shape, tensor.stride()) for tensor in (k, k_pool, v, v_pool))
+    )
+    launch_prepared(writing, (programs,), k.device, slots, k, v, k_pool, v_pool)
+
+
+_Layout = tuple[torch.Size, tuple[int, ...]]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    itemsize: int, rows: int, slots_step: int, k: _Layout, k_pool: _Layout, v: _Layout, v_pool: _Layout
+) -> tuple[Prepared, int]:
+    """The launch but for its tensors, and its programs."""
+    tile = row_tiles.tile_of(itemsize)
     strides = [*_strides(k), *_strides(k_pool), *_strides(v), *_strides(v_pool)]
     common = gcd(*strides)
     unit = min(common & -common or _UNIT, _UNIT)
@@ -34,29 +49,29 @@ def write_rows(
     constants: dict[str, Any] = {}
     programs = 0
     for name, given, pool in (("K", k, k_pool), ("V", v, v_pool)):
-        heads, dim = given.shape[1:]
+        heads, dim = given[0][1:]
         columns = row_tiles.columns(heads * dim, tile)
         programs += -(-rows // (tile // columns)) * -(-heads * dim // columns)
         constants |= {
             f"{name}_WIDTH": heads * dim, f"{name}_DIM": dim, f"{name}_COLUMNS": columns,
-            f"{name}_STEP": given.stride(2), f"{name}_POOL_STEP": pool.stride(3),
+            f"{name}_STEP": given[1][2], f"{name}_POOL_STEP": pool[1][3],
             f"{name}_DENSE": _dense(given), f"{name}_POOL_DENSE": _dense(pool),
         }  # fmt: skip
-    launch(
-        write_rows_kernel, (programs,), k.device,
-        slots, k, v, k_pool, v_pool, slots.stride(0), rows, k_pool.shape[0] * k_pool.shape[1], *strides,
-        PAGE=k_pool.shape[1], TILE=tile, UNIT=unit, num_warps=row_tiles.WARPS, **constants,
+    pages, page_size = k_pool[0][:2]
+    writing = prepare(
+        write_rows_kernel, slots_step, rows, pages * page_size, *strides,
+        PAGE=page_size, TILE=tile, UNIT=unit, num_warps=row_tiles.WARPS, **constants,
     )  # fmt: skip
+    return writing, programs
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+def _strides(layout: _Layout) -> tuple[int, ...]:
     """All strides but the last; 0 along axes of one element."""
-    return tuple(
-        stride if size > 1 else 0 for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-    )
+    shape, strides = layout
+    return tuple(stride if size > 1 else 0 for stride, size in zip(strides[:-1], shape[:-1], strict=True))
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def _dense(layout: _Layout) -> bool:
     """Whether the last two axes lie side by side."""
-    heads, dim = tensor.shape[-2:]
-    return (dim == 1 or tensor.stride(-1) == 1) and (heads == 1 or tensor.stride(-2) == dim)
+    (heads, dim), (step, column) = layout[0][-2:], layout[1][-2:]
+    return (dim == 1 or column == 1) and (heads == 1 or step == dim)

@@ -25,7 +25,7 @@ BACKENDS: tuple[Backend, ...] = (
     flash_attn.backend(),
     torch_varlen.backend(),
     triton_backend(),
-    *(_of_these_devices(backend) for backend in generic_backends()),
     flex.backend(),
     sage.backend(),
+    *(_of_these_devices(backend) for backend in generic_backends()),
 )

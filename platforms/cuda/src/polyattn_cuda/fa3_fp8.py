@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from polyattn.vendor import KeyPaddingMeta, positive_scale, prefix, varlen
+from polyattn.vendor import KeyPaddingMeta, Quant, positive_scale, prefix, varlen
 from polyattn_cuda import quantise
 from polyattn_cuda.fa3_operator import REACH, Result, Window, operator, placed, sides, walkable
 from polyattn_cuda.repair import repair_documents
 from polyattn_cuda.rows import ROWS
-
-if TYPE_CHECKING:
-    from polyattn import Quant
 
 
 def dense(
@@ -136,5 +133,6 @@ def _samples(
 
 def _quant(options: tuple[object, ...]) -> Quant:
     """What the core puts last among a quantised call's options."""
-    quant: Any = options[-1]
-    return quant  # type: ignore[no-any-return]
+    quant = options[-1]
+    assert isinstance(quant, Quant)
+    return quant

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from polyattn.vendor import (
@@ -29,7 +28,7 @@ from polyattn.vendor import (
     visibility,
     wants_grad,
 )
-from polyattn_cuda.flex_blocks import of_mask, of_visibility
+from polyattn_cuda.flex_blocks import Blocks, of_mask, of_visibility
 from polyattn_cuda.flex_programs import run
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
@@ -92,7 +91,7 @@ def mask(
     assert keep is not None  # additive masks are not among this slot's kinds
     shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
 
-    def build() -> tuple[BlockMask, torch.Tensor | None]:
+    def build() -> tuple[Blocks, torch.Tensor | None]:
         visible = meta.visible_keys
         if not causal and window is None:
             return of_mask(keep, None, shape), None if visible is None else visible.logical_not()
@@ -162,7 +161,7 @@ prefix_kv = partial(prefix, dense)
 class _Seen(NamedTuple):
     """Blocks; keys [B|1,Sk] that no query sees; query rows [B|1,Sq] that see nothing; the keys [first,last) of each."""
 
-    blocks: BlockMask
+    blocks: Blocks
     hidden: torch.Tensor
     blind: torch.Tensor
     first: torch.Tensor
@@ -200,7 +199,7 @@ def _attend(
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor | None,
-    blocks: BlockMask | None,
+    blocks: Blocks | None,
     hidden: torch.Tensor | None,
     blind: torch.Tensor | None,
     *,
@@ -214,11 +213,7 @@ def _attend(
         k, v = _without(k, hidden), _without(v, hidden)
     if blind is not None and wants_grad(q, k, v):
         q = _without(q, blind)
-    result, lse = run(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), blocks, scale=scale, softcap=softcap,
-        grad=wants_grad(q, k, v),
-    )  # fmt: skip
-    result = result.transpose(1, 2)
+    result, lse = run(q, k, v, blocks, scale=scale, softcap=softcap, grad=wants_grad(q, k, v))
     return result if out is None else out.copy_(result), lse if need_lse else None
 
 

@@ -5,8 +5,8 @@ Blocks are told from intervals and reductions, on the device and without a host 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
@@ -22,29 +22,65 @@ BLOCK = 128
 Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def of_visibility(seen: Visibility, batch: int, queries: int) -> BlockMask:
+class Blocks(NamedTuple):
+    """What a `BlockMask` is made of, apart: made inside a compiled program, it leaves the lengths open.
+
+    rule    makes the rule of `facts`
+    tables  of the blocks that are visible in part and whole, by query and by key: how many, and which
+    traits  what of the tensors a program cannot leave open: axes of size 1, and those that are broadcast
+    """
+
+    rule: Callable[..., Rule]
+    facts: tuple[torch.Tensor, ...]
+    tables: tuple[torch.Tensor, ...]
+    traits: Hashable
+
+    def mask(self, queries: int, keys: int) -> BlockMask:
+        """As flex attention takes it."""
+        return block_mask(self.rule, self.facts, self.tables, queries, keys)
+
+
+def block_mask(
+    rule: Callable[..., Rule],
+    facts: tuple[torch.Tensor, ...],
+    tables: tuple[torch.Tensor, ...],
+    queries: int,
+    keys: int,
+) -> BlockMask:
+    """The parts of `Blocks` put together."""
+    kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices = tables[:4]
+    q_num_blocks, q_indices, full_q_num_blocks, full_q_indices = tables[4:]
+    return BlockMask(
+        seq_lengths=(queries, keys), kv_num_blocks=kv_num_blocks, kv_indices=kv_indices,
+        full_kv_num_blocks=full_kv_num_blocks, full_kv_indices=full_kv_indices, q_num_blocks=q_num_blocks,
+        q_indices=q_indices, full_q_num_blocks=full_q_num_blocks, full_q_indices=full_q_indices,
+        BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=rule(*facts),
+    )  # fmt: skip
+
+
+def of_visibility(seen: Visibility, batch: int, queries: int) -> Blocks:
     """The blocks of what a `Visibility` says, for `batch` samples of `queries` rows."""
     first, last = _intervals(seen, batch, queries)
     some, every = _blocks_of_intervals(first, last, seen.keys)
     if seen.keep is None:
-        return _block_mask(some, every, _within(first, last), (queries, seen.keys))
+        return _blocks(some, every, _within, first, last)
     keep = seen.keep.expand(batch, -1)
     kept = pad(keep, (0, -seen.keys % BLOCK)).unflatten(1, (-1, BLOCK))
     some = some & kept.any(-1).unsqueeze(1).unsqueeze(1)
     every = every & kept.all(-1).unsqueeze(1).unsqueeze(1)
-    return _block_mask(some, every, _kept_within(first, last, keep), (queries, seen.keys))
+    return _blocks(some, every, _kept_within, first, last, keep)
 
 
-def of_mask(mask: torch.Tensor, seen: Visibility | None, shape: tuple[int, int, int, int]) -> BlockMask:
+def of_mask(mask: torch.Tensor, seen: Visibility | None, shape: tuple[int, int, int, int]) -> Blocks:
     """The blocks of a bool mask [B|1,H|1,Sq|1,Sk], within a `Visibility` where there is one; `shape` is [B,H,Sq,Sk]."""
     batch, _, queries, keys = shape
     some, every = _blocks_of_mask(mask, queries)
-    whole = mask.expand(shape)
+    whole = mask.contiguous().expand(shape)
     if seen is None:
-        return _block_mask(some, every, _masked(whole), (queries, keys))
+        return _blocks(some, every, _masked, whole)
     first, last = _intervals(seen, batch, queries)
     near, inside = _blocks_of_intervals(first, last, keys)
-    return _block_mask(some & near, every & inside, _masked_within(whole, first, last), (queries, keys))
+    return _blocks(some & near, every & inside, _masked_within, whole, first, last)
 
 
 def _within(first: torch.Tensor, last: torch.Tensor) -> Rule:
@@ -112,15 +148,20 @@ def _blocks_of_mask(mask: torch.Tensor, queries: int) -> tuple[torch.Tensor, tor
     )
 
 
-def _block_mask(some: torch.Tensor, every: torch.Tensor, rule: Rule, lengths: tuple[int, int]) -> BlockMask:
+def _blocks(some: torch.Tensor, every: torch.Tensor, rule: Callable[..., Rule], *facts: torch.Tensor) -> Blocks:
+    # two each way at least, the spare ones empty: torch would compile another program for one
+    spare = (0, max(0, 2 - some.shape[3]), 0, max(0, 2 - some.shape[2]))
+    some, every = pad(some, spare), pad(every, spare)
     partly = some & every.logical_not()
-    made = BlockMask.from_kv_blocks(
-        *_listed(partly), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=rule, seq_lengths=lengths, compute_q_blocks=False
+    tables = (
+        *_listed(partly), *_listed(every), *_listed(partly.transpose(2, 3)), *_listed(every.transpose(2, 3))
+    )  # fmt: skip
+    traits = tuple(
+        (size == 1, stride == 0)
+        for tensor in (*facts, partly)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    # the same tables by key, which a backward reads; torch's own way to them does not run below an operator
-    made.q_num_blocks, made.q_indices = _listed(partly.transpose(2, 3))
-    made.full_q_num_blocks, made.full_q_indices = _listed(every.transpose(2, 3))
-    return made
+    return Blocks(rule, facts, tables, traits)
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

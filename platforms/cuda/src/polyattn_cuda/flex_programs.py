@@ -1,19 +1,23 @@
 """Compiled calls of flex attention: one program for each kind of call, kept and bounded.
 
-Sizes may vary within a program, which torch learns at the second size it sees. What would make a program of its own
-anyway (dtypes, heads, head dims, scale, which rule) is its key, so that torch's limit on recompilations stays far.
+Compiling takes seconds, so a program is left as open as torch allows: sizes are marked as varying, strides are brought
+to one form, head dims to the next power of two (which the kernels compute in anyway), and a scale of no common kind and
+a softcap come in as tensors. What no program can leave open is its key, so that each compiles once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import count
 from typing import Any
 
 import torch
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
+
+from polyattn_cuda.flex_blocks import Blocks, Rule, block_mask
 
 Program = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -34,44 +38,121 @@ def run(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    blocks: BlockMask | None,
+    blocks: Blocks | None,
     *,
     scale: float,
     softcap: float,
     grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B,H,Sq,D], k [B,Hk,Sk,D], v [B,Hk,Sk,Dv] -> out [B,H,Sq,Dv], lse [B,H,Sq], -inf on rows that see nothing."""
-    key = (_traits(q), _traits(k), _traits(v), q.shape[2] == k.shape[2], _traits_of_blocks(blocks), grad)
-    grouped = q.shape[1] != k.shape[1]
-    try:
-        return _program(key, scale, softcap, grouped)(q, k, v, blocks)
-    except RuntimeError as error:
-        if not type(error).__name__.endswith("LimitHit"):
-            raise
-    _program.cache_clear()  # sizes and strides that no key foresaw: begin again
-    return _program(key, scale, softcap, grouped)(q, k, v, blocks)
+    """q [B,Sq,H,D], k [B,Sk,Hk,D], v [B,Sk,Hk,Dv] -> out [B,Sq,H,Dv], lse [B,H,Sq], -inf on rows that see nothing."""
+    width, value_width = q.shape[-1], v.shape[-1]
+    with _settled(q.device.type, grad):
+        q, k, v = _usual(q), _usual(k), _usual(v)
+        usual_scale = not softcap and scale == q.shape[-1] ** -0.5
+        factors = () if usual_scale else _factors(scale, softcap, q.device)
+        rule, facts, tables, traits = (None, (), (), None) if blocks is None else blocks
+        key = (_traits(q), _traits(k), _traits(v), traits, grad)
+        asked = (key, rule, len(factors), q.shape[-1] ** -0.5 if usual_scale else 1.0, q.shape[2] != k.shape[2])
+        given = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), facts, tables, factors)
+        try:
+            out, lse = _program(*asked)(*given)
+        except RuntimeError as error:
+            if not type(error).__name__.endswith("LimitHit"):
+                raise
+            _program.cache_clear()  # something that no key foresaw: begin again
+            out, lse = _program(*asked)(*given)
+    return out.transpose(1, 2).narrow(-1, 0, value_width), lse
+
+
+def _settled(device_type: str, grad: bool) -> ExitStack:
+    """Autocast, which has had its say, and a grad mode that changes nothing are part of what a program is made for."""
+    stack = ExitStack()
+    if torch.is_autocast_enabled(device_type):
+        stack.enter_context(torch.autocast(device_type, enabled=False))
+    if torch.is_grad_enabled() != grad:
+        stack.enter_context(torch.set_grad_enabled(grad))
+    return stack
+
+
+def _usual(rows: torch.Tensor) -> torch.Tensor:
+    """Contiguous, its head dim a power of two from 16 on."""
+    width = rows.shape[-1]
+    spare = max(16, 1 << (width - 1).bit_length()) - width
+    return pad(rows, (0, spare)) if spare else rows.contiguous()
+
+
+def _factors(scale: float, softcap: float, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """What scores are multiplied by: the scale; or what a tanh is taken of, and what it is multiplied by."""
+    values = (scale / softcap, softcap) if softcap else (scale,)
+    return tuple(torch.full((), value, dtype=torch.float32, device=device) for value in values)
 
 
 @lru_cache(maxsize=_LIMIT)
-def _program(key: Hashable, scale: float, softcap: float, grouped: bool) -> Program:
+def _program(key: Hashable, rule: Callable[..., Rule] | None, factors: int, scale: float, grouped: bool) -> Program:
     """A program that is torch's own object of compilation, so that no other's recompilations count against it."""
-    score = _capped(softcap) if softcap else None
+    make_score = (None, _scaled, _capped)[factors]
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: BlockMask | None) -> Any:
+    def attend(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        facts: tuple[torch.Tensor, ...],
+        tables: tuple[torch.Tensor, ...],
+        factors: tuple[torch.Tensor, ...],
+    ) -> Any:
         result: Any = flex.flex_attention(  # type: ignore[call-overload]  # its keywords are this torch's
-            q, k, v, score_mod=score, block_mask=blocks, scale=scale, enable_gqa=grouped, kernel_options=_OPTIONS,
-            **_WITH_LSE,
+            q, k, v, score_mod=None if make_score is None else make_score(*factors),
+            block_mask=None if rule is None else block_mask(rule, facts, tables, q.shape[2], k.shape[2]),
+            scale=scale, enable_gqa=grouped, kernel_options=_OPTIONS, **_WITH_LSE,
         )  # fmt: skip
         return result[0], getattr(result[1], "lse", result[1])
 
     attend.__code__ = attend.__code__.replace(co_name=f"attend_{_number()}")
-    program: Program = compiled(attend)
-    return program
+    return _Marking(compiled(attend))
 
 
-def _capped(softcap: float) -> Callable[..., torch.Tensor]:
+class _Marking:
+    """A program that says at its first call, when it is compiled, which sizes vary."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._compiled = False
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        facts: tuple[torch.Tensor, ...],
+        tables: tuple[torch.Tensor, ...],
+        factors: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._compiled:
+            for rows in (q, k, v):
+                _mark(rows, (0, 2))
+            for tensor in (*facts, *tables):
+                _mark(tensor, range(tensor.dim()))
+        result = self._program(q, k, v, facts, tables, factors)
+        self._compiled = True
+        return result
+
+
+def _mark(tensor: torch.Tensor, axes: Iterable[int]) -> None:
+    for axis in axes:
+        if tensor.shape[axis] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+def _scaled(by: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def scaled(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return score * by
+
+    return scaled
+
+
+def _capped(by: torch.Tensor, softcap: torch.Tensor) -> Callable[..., torch.Tensor]:
     def capped(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return softcap * torch.tanh(score / softcap)
+        return softcap * torch.tanh(score * by)
 
     return capped
 
@@ -82,16 +163,7 @@ _WITH_LSE: dict[str, Any] = (
 )
 
 
-def _traits(tensor: torch.Tensor) -> Hashable:
-    """What of [B,H,S,D] a program cannot leave open: sizes of 1 are special to torch, so is the order of strides."""
-    batch, heads, rows, width = tensor.shape
-    rows_outside = tensor.stride(2) >= tensor.stride(1)
-    single = (batch == 1, rows == 1)
-    return tensor.dtype, tensor.device, heads, width, single, tensor.requires_grad, rows_outside, tensor.stride(3) == 1
-
-
-def _traits_of_blocks(blocks: BlockMask | None) -> Hashable:
-    if blocks is None:
-        return None
-    batch, heads, rows, columns = blocks.kv_indices.shape
-    return blocks.mask_mod.__code__, batch == 1, heads == 1, rows == 1, columns == 1
+def _traits(rows: torch.Tensor) -> Hashable:
+    """What of [B,S,H,D] a program cannot leave open: sizes of 1 are special to torch."""
+    batch, length, heads, width = rows.shape
+    return rows.dtype, rows.device, heads, width, batch == 1, length == 1, rows.requires_grad

@@ -2,6 +2,9 @@
 
 Its varlen function reads a length back from the device, so documents run one dense call each, which also keeps what one
 of them holds out of the others' scales.
+
+1.x reads whole tiles. The keys that the last one lacks count in every row's softmax, with a score of 0 and a value of
+0: for 100 keys as if there were 128. See `_sage_1` for what is made of them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from polyattn.vendor import (
     Backend,
@@ -21,8 +25,10 @@ from polyattn.vendor import (
     Request,
     Requires,
     Slot,
+    TensorFacts,
     document_loop,
     empty_attention,
+    generic_backends,
     installed_versions,
 )
 
@@ -73,6 +79,16 @@ def _function() -> Callable[..., Result]:
     return partial(_sage_1 if _release() < 2 else _sage_2, import_module(PACKAGE).sageattn)
 
 
+#: Keys of a tile of 1.x; its causal kernels walk two at a time, and read the scale of one past the end.
+_TILE = 64
+
+#: The head dim of its widest kernel.
+_WIDEST = 128
+
+#: One missing key in so many costs an output under 1 %, and far less as a rule: int8 itself costs 1 to 2 %.
+_NEGLIGIBLE = 128
+
+
 def _sage_1(
     sageattn: Callable[..., torch.Tensor],
     q: torch.Tensor,
@@ -82,9 +98,43 @@ def _sage_1(
     scale: float,
     need_lse: bool,
 ) -> Result:
-    """1.x would subtract the mean of K from the caller's own tensor."""
-    smooth = k - k.mean(dim=1, keepdim=True)
-    return sageattn(q, smooth, v, tensor_layout="NHD", is_causal=causal, sm_scale=scale, smooth_k=False), None
+    """Tiles are filled up here: causality hides what fills them, or its share of the softmax is divided out again.
+
+    1.x would subtract the mean of K from the caller's own tensor. Without that mean a row's scores are 0 on average and
+    their exponentials add up to no less than their number, so that the share is measured well, and bounded.
+    """
+    missing, width = -k.shape[1] % (2 * _TILE if causal else _TILE), q.shape[-1]
+    if not causal and width == _WIDEST and not _negligible(missing, k.shape[1]):
+        return _exactly()(
+            q, k, v, None, meta=None, causal=False, scale=scale, window=None, softcap=0.0, need_lse=False, options=()
+        )
+    k = k - k.mean(dim=1, keepdim=True)
+    call = partial(sageattn, tensor_layout="NHD", is_causal=causal, sm_scale=scale, smooth_k=False)
+    if not missing:
+        return call(q, k, v), None
+    rows = (0, 0, 0, 0, 0, missing)
+    if causal:
+        return call(pad(q, rows), pad(k, rows), pad(v, rows))[:, : q.shape[1]], None
+    if width == _WIDEST:
+        mean = v.mean(dim=1, keepdim=True).expand(-1, missing, -1, -1)
+        return call(q, pad(k, rows), torch.cat([v, mean], dim=1)), None
+    spare = (0, _WIDEST - width)
+    ones = pad(pad(v, (0, 1), value=1.0), (0, _WIDEST - width - 1, *rows[2:]))  # one column more; 0 where rows fill up
+    result = call(pad(q, spare), pad(k, (*spare, *rows[2:])), ones)
+    return result[..., :width] / result[..., width : width + 1], None
+
+
+def _negligible(missing: int, keys: int) -> bool:
+    return missing * _NEGLIGIBLE <= keys
+
+
+@lru_cache(maxsize=1)
+def _exactly() -> Callable[..., Result]:
+    """torch's SDPA as the core calls it."""
+    sdpa = next(one for one in generic_backends() if one.name == "sdpa")
+    module, _, name = next(slot.call for slot in sdpa.slots if "dense" in slot.features.kinds).partition(":")
+    function: Callable[..., Result] = getattr(import_module(module), name)
+    return function
 
 
 def _sage_2(
@@ -119,9 +169,30 @@ def _objections(request: Request, machine: Machine) -> tuple[str, ...]:
     if request.structure_kind == "packed" and facts.capacity and request.capturing:
         reasons.append("document by document, it would bake their lengths into the captured graph")
     version = machine.versions.get(PACKAGE, "1")
-    if not version.startswith("1") and machine.arch and machine.arch not in _ARCHS_OF_2:
+    if version.startswith("1"):
+        return (*reasons, *_objections_of_1(request))
+    if machine.arch and machine.arch not in _ARCHS_OF_2:
         reasons.append(f"{machine.arch} is none of the architectures of {PACKAGE} {version}, {', '.join(_ARCHS_OF_2)}")
     return tuple(reasons)
+
+
+def _objections_of_1(request: Request) -> tuple[str, ...]:
+    reasons = []
+    keys = {"dense": request.k.shape[1], "prefix_kv": request.structure_facts.common_prefix}.get(request.structure_kind)
+    if keys and not request.causal and request.head_dim == _WIDEST and not _negligible(-keys % _TILE, keys):
+        reasons.append(
+            f"{PACKAGE} 1.x counts keys that are not there, up to a multiple of {_TILE}: with head_dim {_WIDEST}, "
+            f"{keys} keys are too few for the {-keys % _TILE} that are missing to be negligible; bring the keys to a "
+            f"multiple of {_TILE}, install {PACKAGE} 2.x, or ask without quant"
+        )
+    if max(map(_extent, (request.q, request.k, request.v))) >= 2**31:
+        reasons.append(f"{PACKAGE} 1.x counts entries in 32 bits, and these tensors reach past {2**31}")
+    return tuple(reasons)
+
+
+def _extent(tensor: TensorFacts) -> int:
+    """Entries from a tensor's first to its last."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride, strict=True))
 
 
 def backend() -> Backend:
