@@ -30,9 +30,10 @@ def collect(folder: Path, results: Path) -> list[Path]:
         question = "Do the backends pass the conformance kit on this device?"
         record = {"question": question, "machine": machine, "ok": all(b["ok"] for b in backends), "backends": backends}
         written.append(_write(results, "conformance", record))
-    if (folder / "pytest.xml").exists():
+    reports = sorted((folder / "pytest").glob("*.xml"))
+    if reports:
         record = {"question": "Do the tests that need this device pass?", "machine": machine}
-        written.append(_write(results, "pytest", record | pytest_outcome(folder / "pytest.xml")))
+        written.append(_write(results, "pytest", record | pytest_outcome(reports)))
     return written
 
 
@@ -78,10 +79,9 @@ def kept_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def pytest_outcome(report: Path) -> dict[str, Any]:
-    """Counts of a JUnit report, why tests were skipped, and which failed."""
-    root = ElementTree.parse(report).getroot()
-    cases = list(root.iter("testcase"))
+def pytest_outcome(reports: Iterable[Path]) -> dict[str, Any]:
+    """Counts of JUnit reports, why tests were skipped, and which failed."""
+    cases = [case for report in reports for case in ElementTree.parse(report).getroot().iter("testcase")]
     wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     skips = Counter((found.get("message") or "no reason") for c in cases if (found := c.find("skipped")) is not None)
     return {

@@ -34,7 +34,7 @@ def sections_of(platform: str, *, shards: int, small: bool, root: Path) -> tuple
     return (
         Section("facts", 90, ((PYTHON, "benchmarks/cuda/facts.py", "--out", "{out}"),), records=("facts.json",)),
         *(_conformance(f"{platform}:{name}", shards) for name in EXPECTED[platform]),
-        _pytest(platform),
+        _pytest(platform, root),
         *benchmarks,
     )
 
@@ -48,11 +48,16 @@ def _conformance(backend: str, shards: int) -> Section:
     return Section(name, 540, parts, restarts=20, records=(f"conformance/{stem}.*.jsonl",))
 
 
-def _pytest(platform: str) -> Section:
-    # the kit's own cases run in the conformance sections
-    chosen = ("-m", platform, f"--require-platform={platform}") if platform != "cpu" else ("tests/unit/cli",)
-    command = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, "--junitxml={out}/pytest.xml")
-    return Section("pytest", 540, (command,), records=("pytest.xml",))
+def _pytest(platform: str, root: Path) -> Section:
+    """The tests on a device, a process each file; the kit's own cases run in the conformance sections."""
+    if platform == "cpu":
+        files, chosen = [root / "tests" / "unit" / "cli" / "test_info.py"], ()
+    else:
+        files = sorted((root / "platforms" / platform / "tests" / "on_device").glob("test_*.py"))
+        chosen = ("-m", platform, f"--require-platform={platform}")
+    command = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    parts = tuple((*command, str(path), f"--junitxml={{out}}/pytest/{path.stem}.xml") for path in files)
+    return Section("pytest", 540, parts, records=("pytest/*.xml",))
 
 
 def _benchmark(name: str, seconds: int, small: bool) -> Section:

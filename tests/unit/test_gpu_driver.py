@@ -177,7 +177,8 @@ def test_results_are_collected_under_the_devices_name(tmp_path):
     (out / "facts.json").write_text(json.dumps({"machine": machine}))
     (out / "state.json").write_text("{}")
     (out / "dense.json").write_text(json.dumps({"question": "how fast?", "machine": machine}))
-    (out / "pytest.xml").write_text(
+    (out / "pytest").mkdir()
+    (out / "pytest" / "test_one.xml").write_text(
         '<testsuites><testsuite><testcase classname="a" name="b"><failure/></testcase>'
         '<testcase classname="a" name="c"/></testsuite></testsuites>'
     )
