@@ -55,7 +55,7 @@ def _pytest(platform: str, root: Path) -> Section:
     else:
         files = sorted((root / "platforms" / platform / "tests" / "on_device").glob("test_*.py"))
         chosen = ("-m", platform, f"--require-platform={platform}")
-    command = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+    command = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", *chosen)
     parts = tuple((*command, str(path), f"--junitxml={{out}}/pytest/{path.stem}.xml") for path in files)
     return Section("pytest", 540, parts, records=("pytest/*.xml",))
 

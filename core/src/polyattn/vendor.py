@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from polyattn.compositions.loop import document_loop as document_loop
     from polyattn.compositions.segments import spans_into as spans_into
     from polyattn.compositions.slice import prefix as prefix
+    from polyattn.compositions.slice import prefix_into as prefix_into
     from polyattn.kernels.pages import write_rows as write_rows
     from polyattn.kernels.quantise import quantise_fp8 as quantise_fp8
     from polyattn.kernels.quantise import quantise_fp8_packed as quantise_fp8_packed
@@ -106,6 +107,7 @@ _LAZY = {
     "masked": "polyattn.backends.masked",
     "positive_scale": "polyattn.backends.fused",
     "prefix": "polyattn.compositions.slice",
+    "prefix_into": "polyattn.compositions.slice",
     "quantise_fp8": "polyattn.kernels.quantise",
     "quantise_fp8_packed": "polyattn.kernels.quantise",
     "repair_documents": "polyattn.kernels.tails",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -79,18 +80,17 @@ def spans_into(
     options: tuple[object, ...],
 ) -> Result:
     """As `spans`, over a slot that writes into the buffer it is given: each piece goes straight to its rows."""
-    plan = derived(meta, "batches", lambda: _batches(meta))
-    if plan.order is not None or wants_grad(q, k, v):
+    if wants_grad(q, k, v):
         return spans(
             inner, q, k, v, out, meta=meta, causal=causal, scale=scale, window=window, softcap=softcap,
             need_lse=need_lse, options=options,
         )  # fmt: skip
     result = q.new_empty(*q.shape[:-1], v.shape[-1]) if out is None else out
     lses: list[torch.Tensor] = []
-    for samples, _ in plan.batches:
+    for first, count in derived(meta, "runs", lambda: _runs(meta)):
         pieces: list[torch.Tensor] = []
-        one, keys, values, target = (t.narrow(0, samples[0], len(samples)) for t in (q, k, v, result))
-        for start, end, seen, diagonal in meta.segments(samples[0], q.shape[1], k.shape[1]):
+        one, keys, values, target = (tensor.narrow(0, first, count) for tensor in (q, k, v, result))
+        for start, end, seen, diagonal in meta.segments(first, q.shape[1], k.shape[1]):
             rows, place = one.narrow(1, start, end - start), target.narrow(1, start, end - start)
             if seen > 0:
                 _, lse = inner(
@@ -133,6 +133,15 @@ def piecewise(
             for start, end, seen, causal in segments
         ]
     )  # fmt: skip
+
+
+def _runs(meta: SpansMeta) -> tuple[tuple[int, int], ...]:
+    """Neighbouring samples with the same spans, as (first, count): they run as one batch of views."""
+    runs: list[tuple[int, int]] = []
+    for _, group in groupby(enumerate(meta.full), lambda sample: sample[1]):
+        samples = list(group)
+        runs.append((samples[0][0], len(samples)))
+    return tuple(runs)
 
 
 class _Plan(NamedTuple):

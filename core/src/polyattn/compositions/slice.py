@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
-from polyattn.backends.calls import Result, SlotCall, written
+from polyattn.backends.calls import Result, SlotCall, wants_grad, written
 from polyattn.backends.empty import empty_attention
 from polyattn.compositions.facts import inner, resized
 from polyattn.compositions.rows import shifted
@@ -67,3 +68,24 @@ def prefix(
         result = pad(result, (0, 0, 0, 0, 0, q.shape[1] - length))
         lse = None if lse is None else pad(lse, (0, q.shape[1] - length), value=float("-inf"))
     return written(out, result), lse
+
+
+def prefix_into(
+    inner: SlotCall,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: KeyPaddingMeta,
+    **call: Any,
+) -> Result:
+    """As `prefix`, over a slot that writes into the buffer it is given: padded rows are zeroed, none is copied."""
+    length = meta.common_prefix
+    if meta.queries == "all" or not length or wants_grad(q, k, v):
+        return prefix(inner, q, k, v, out, meta=meta, **call)
+    result = q.new_empty(*q.shape[:-1], v.shape[-1]) if out is None else out
+    queries, keys, values, place = (tensor.narrow(1, 0, length) for tensor in (q, k, v, result))
+    _, lse = inner(queries, keys, values, place, meta=None, **call)
+    result.narrow(1, length, q.shape[1] - length).zero_()
+    return result, None if lse is None else pad(lse, (0, q.shape[1] - length), value=float("-inf"))

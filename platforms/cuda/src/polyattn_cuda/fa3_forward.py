@@ -14,7 +14,7 @@ from polyattn.vendor import (
     Request,
     document_loop,
     positive_scale,
-    prefix,
+    prefix_into,
     spans_into,
     varlen,
 )
@@ -162,7 +162,7 @@ def key_padding(
     return placed(result, place, out), lse if need_lse else None
 
 
-prefix_kv = partial(prefix, dense)
+prefix_kv = partial(prefix_into, dense)
 
 
 def packed(

@@ -46,7 +46,7 @@ LARGE = {
     "prefixes_on_device": Large(
         (2, ROWS), lambda: {"structure": pa.KeyPadding.from_lengths(torch.tensor([ROWS, 3700], device=DEVICE), ROWS)}
     ),
-    "spans": Large((1, ROWS), lambda: {"structure": pa.Spans([[(512, 2048), (2560, 3500)]])}),
+    "spans": Large((1, ROWS), lambda: {"structure": pa.Spans([[(1024, 2048), (3072, 4096)]])}),
 }
 
 
