@@ -47,10 +47,15 @@ def close(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-5) -> No
     torch.testing.assert_close(found.double(), expected.double(), atol=atol, rtol=0)
 
 
-def pairs(blocks: torch_flex.BlockMask, batch: int, heads: int, queries: int, keys: int) -> torch.Tensor:
+def pairs(blocks: flex_blocks.Blocks, batch: int, heads: int, queries: int, keys: int) -> torch.Tensor:
     b, h = torch.arange(batch).view(-1, 1, 1, 1), torch.arange(heads).view(-1, 1, 1)
     return flex_hop._visible(
-        blocks, (batch, heads, queries, keys), b, h, torch.arange(queries).view(-1, 1), torch.arange(keys)
+        blocks.mask(queries, keys),
+        (batch, heads, queries, keys),
+        b,
+        h,
+        torch.arange(queries).view(-1, 1),
+        torch.arange(keys),
     )
 
 
@@ -85,7 +90,7 @@ def test_blocks_let_through_what_is_visible_and_nothing_else(name: str) -> None:
 
 
 def test_blocks_that_are_visible_whole_are_told_apart() -> None:
-    blocks = flex_blocks.of_visibility(visibility.of_positions(512, 512, True, None, CPU), 1, 512)
+    blocks = flex_blocks.of_visibility(visibility.of_positions(512, 512, True, None, CPU), 1, 512).mask(512, 512)
     assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1]
     assert blocks.full_kv_num_blocks is not None
     assert blocks.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3]
@@ -100,7 +105,7 @@ def test_blocks_of_a_mask_broadcast_as_it_does(shape: tuple[int, ...], causal: b
     blocks = flex_blocks.of_mask(keep, seen, (2, 3, 200, shape[3]))
     want = keep.expand(2, 3, 200, shape[3])
     assert torch.equal(pairs(blocks, 2, 3, 200, shape[3]), want if seen is None else want & seen.mask)
-    assert blocks.kv_indices.shape[:2] == (2 if causal else shape[0], shape[1])
+    assert blocks.mask(200, shape[3]).kv_indices.shape[:2] == (2 if causal else shape[0], shape[1])
 
 
 @pytest.mark.skipif(
@@ -119,20 +124,88 @@ def test_blocks_are_made_without_a_host_read() -> None:
         flex_blocks.of_visibility(visibility.of_packed(packed, 500, 500, True, None), 1, 500)
         flex_blocks.of_visibility(visibility.of_key_padding(padded, 300, 300, True, (3, 0)), 2, 300)
         blocks = flex_blocks.of_mask(keep.unsqueeze(1).unsqueeze(1), None, (2, 2, 300, 300))
-    assert blocks.kv_indices.device == device
+    assert all(tensor.device == device for tensor in (*blocks.facts, *blocks.tables))
 
 
-def test_torch_takes_our_blocks_and_compiles_few_programs_for_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+    """Counts what torch compiles; its own flex attention runs, with gradients, on the CPU."""
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(flex_programs, "compiled", partial(torch.compile, fullgraph=True, backend=counter))
-    with torch.no_grad():
-        for lengths in ((130, 60), (200, 30), (300, 250), (77, 150), (400, 10, 20), (140, 1)):
-            q, k = drawn(sum(lengths), 4, 32), drawn(sum(lengths), 2, 32)
-            structure = Packed.from_lengths(list(lengths))
-            out, _ = attend(flex.packed, q, k, structure)
-            want = reference_attention(q, k, k, structure=structure, scale=0.125)
-            close(out, want, atol=1e-4)
-    assert counter.frame_count <= 3
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
+    return counter
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_one_program_serves_all_lengths_and_strides(compiles: CompileCounterWithBackend, grad: bool) -> None:
+    for lengths in ((130, 60), (200, 30), (300, 250), (7, 1), (400, 10, 20), (1,) * 3):
+        q, k = drawn(sum(lengths), 4, 32), drawn(sum(lengths), 2, 64)[..., ::2]
+        structure = Packed.from_lengths(list(lengths))
+        out, _ = attend(flex.packed, q.requires_grad_(grad), k, structure)
+        want = reference_attention(q, k, k, structure=structure, scale=0.125)
+        close(out, want, atol=1e-4)
+        if grad:
+            found, right = (torch.autograd.grad(answer.sum(), q)[0] for answer in (out, want))
+            close(found, right, atol=1e-4)
+    assert compiles.frame_count == 1
+
+
+def test_one_program_serves_one_query_and_many(compiles: CompileCounterWithBackend) -> None:
+    for queries, keys in ((9, 9), (1, 9), (300, 200), (1, 500)):
+        q, k = drawn(2, queries, 2, 32), drawn(2, keys, 2, 32)
+        for call in ({"causal": True}, {"window": (2, 1)}):
+            out, lse = attend(flex.dense, q, k, **call)
+            want, want_lse = reference_attention(q, k, k, scale=0.125, return_lse=True, **call)
+            close(out, want)
+            close(lse, want_lse)
+    assert compiles.frame_count == 1
+
+
+def test_one_program_serves_all_scales_but_the_common_one(compiles: CompileCounterWithBackend) -> None:
+    q = drawn(2, 9, 2, 64)
+    for width, scale in ((64, 0.3), (64, 0.0), (40, 40**-0.5), (50, -0.2)):
+        rows = q[..., :width]
+        out, _ = attend(flex.dense, rows, rows, scale=scale)
+        close(out, reference_attention(rows, rows, rows, scale=scale))
+    attend(flex.dense, q, q, scale=0.125)
+    assert compiles.frame_count == 2
+
+
+def test_a_softcap_is_no_program_of_its_own(compiles: CompileCounterWithBackend) -> None:
+    q = drawn(2, 9, 2, 64)
+    for softcap, scale in ((1.5, 0.125), (20.0, 0.125), (3.0, 0.4)):
+        out, _ = attend(flex.dense, q, q, softcap=softcap, scale=scale)
+        close(out, reference_attention(q, q, q, scale=scale, softcap=softcap))
+    assert compiles.frame_count == 1
+
+
+@pytest.mark.parametrize("rows", [(1, 1, 1, 300), (2, 3, 1, 300), (2, 1, 200, 300)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_torch_takes_the_blocks_of_a_mask(
+    compiles: CompileCounterWithBackend, rows: tuple[int, ...], causal: bool
+) -> None:
+    structure = Mask(drawn(*rows) > 0.3)
+    for queries in (200, 1) if rows[2] == 1 else (200,):
+        q, k = drawn(2, queries, 3, 32), drawn(2, 300, 3, 32)
+        out, _ = attend(flex.mask, q, k, structure, causal=causal)
+        close(out, reference_attention(q, k, k, structure=structure, causal=causal, scale=0.125))
+    assert compiles.frame_count == 1
+
+
+def test_a_program_is_compiled_below_an_operator_too(compiles: CompileCounterWithBackend) -> None:
+    @torch.library.custom_op("test_flex::attend", mutates_args=())
+    def operator(q: torch.Tensor) -> torch.Tensor:
+        return attend(flex.dense, q, q, causal=True)[0].clone()
+
+    @operator.register_fake
+    def _(q: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(q)
+
+    q = drawn(2, 9, 2, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = torch.compile(lambda q: operator(q) * 2, fullgraph=True, backend="aot_eager")(q)
+    close(out / 2, reference_attention(q, q, q, causal=True, scale=0.125))
+    assert compiles.frame_count == 1
 
 
 def test_programs_begin_again_where_torch_has_compiled_too_many(

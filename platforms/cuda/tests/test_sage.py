@@ -35,7 +35,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 
 def decision(version: str, kind: str = "dense", arch: str = "sm_90", head_dim: int = 64, **asked: Any) -> Any:
     facts = asked.pop("structure_facts", StructureFacts())
-    tensor = TensorFacts.contiguous((1, 8, 2, head_dim), asked.pop("dtype", "bfloat16"))
+    tensor = TensorFacts.contiguous((1, asked.pop("length", 64), 2, head_dim), asked.pop("dtype", "bfloat16"))
     request = Request(tensor, tensor, tensor, device="cuda:0", structure_kind=kind, structure_facts=facts, **asked)
     machine = Machine("cuda", "cuda", arch=arch, versions={"sageattention": version})
     return resolve(request, machine, [sage.backend()])[0]
@@ -55,6 +55,25 @@ def test_causal_is_bottom_right_at_any_sizes(release: str, queries: int, keys: i
     want, lse = reference_attention(q.double(), k.double(), v.double(), causal=causal, return_lse=True)
     near(out, want)
     assert out.transpose(1, 2)[lse.isneginf()].eq(0).all()
+
+
+@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("keys", [1, 2, 63, 64, 65, 127, 191])
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_that_fill_no_whole_tile_are_all_that_counts(release: str, width: int, keys: int, causal: bool) -> None:
+    q, k, v = drawn(2, 150, 4, width), drawn(2, keys, 2, width) + 2, drawn(2, keys, 2, width) + 0.5
+    out, _ = sage.dense(q, k, v, None, meta=None, options=(), **CALL | {"causal": causal})
+    want = reference_attention(q.double(), k.double(), v.double(), causal=causal, scale=0.125)
+    assert (out.double() - want).norm() / want.norm() < 0.05
+
+
+def test_the_widest_heads_are_computed_exactly_where_keys_are_few_and_fill_no_tile(release: str) -> None:
+    for keys, exactly in ((100, True), (128, False), (191, False)):
+        q, k, v = drawn(1, 70, 2, 128), drawn(1, keys, 2, 128), drawn(1, keys, 2, 128)
+        out, _ = sage.dense(q, k, v, None, meta=None, options=(), **CALL)
+        want = reference_attention(q.double(), k.double(), v.double(), scale=0.125)
+        error = (out.double() - want).norm() / want.norm()
+        assert (error < 1e-3) == (exactly and release == "1.0.6")
 
 
 def test_the_callers_tensors_are_left_alone(release: str) -> None:
@@ -122,6 +141,27 @@ def test_it_refuses_with_the_reason(release: str, words: str, asked: dict[str, A
     refused = decision(release, quant="int8", **asked)
     assert isinstance(refused, Rejected)
     assert words in "; ".join(refused.reasons)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "keys", "causal", "accepted"),
+    [
+        (128, 100, False, False), (128, 1000, False, False), (128, 4096, False, True), (128, 32760, False, True),
+        (128, 100, True, True), (64, 100, False, True), (96, 100, False, True),
+    ],
+)  # fmt: skip
+def test_the_first_release_refuses_few_keys_that_fill_no_tile_of_its_widest_kernel(
+    release: str, head_dim: int, keys: int, causal: bool, accepted: bool
+) -> None:
+    found = decision(release, quant="int8", head_dim=head_dim, length=keys, causal=causal)
+    assert isinstance(found, Accepted) == (accepted or release != "1.0.6")
+    if isinstance(found, Rejected):
+        assert f"bring the keys to a multiple of 64, install {sage.PACKAGE} 2.x" in "; ".join(found.reasons)
+
+
+def test_the_first_release_refuses_what_32_bits_do_not_count(release: str) -> None:
+    found = decision(release, quant="int8", length=2**25)
+    assert isinstance(found, Accepted) == (release != "1.0.6")
 
 
 def test_architectures_and_dtypes_are_the_releases_own(release: str) -> None:

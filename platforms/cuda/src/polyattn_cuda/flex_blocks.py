@@ -5,7 +5,7 @@ Blocks are told from intervals and reductions, on the device and without a host 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -75,7 +75,7 @@ def of_mask(mask: torch.Tensor, seen: Visibility | None, shape: tuple[int, int, 
     """The blocks of a bool mask [B|1,H|1,Sq|1,Sk], within a `Visibility` where there is one; `shape` is [B,H,Sq,Sk]."""
     batch, _, queries, keys = shape
     some, every = _blocks_of_mask(mask, queries)
-    whole = mask.contiguous().expand(shape)
+    whole = mask.contiguous().expand(*shape[:2], max(queries, 2), keys)
     if seen is None:
         return _blocks(some, every, _masked, whole)
     first, last = _intervals(seen, batch, queries)
@@ -112,10 +112,11 @@ def _masked_within(mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor) 
 
 
 def _intervals(seen: Visibility, batch: int, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 [B,Sq] each, one a row; rows that are not asked see an empty one."""
+    """int32 [B,Sq] each, one a row; rows that are not asked see an empty one. One query has a second beside it."""
     shape = (batch, queries)
     last = seen.last if seen.asked is None else seen.last.where(seen.asked, seen.first)
-    return _int32(seen.first.expand(shape)), _int32(last.expand(shape))
+    first, last = _int32(seen.first.expand(shape)), _int32(last.expand(shape))
+    return (first, last) if queries > 1 else (pad(first, (0, 1)), pad(last, (0, 1)))
 
 
 def _blocks_of_intervals(first: torch.Tensor, last: torch.Tensor, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,7 +162,17 @@ def _blocks(some: torch.Tensor, every: torch.Tensor, rule: Callable[..., Rule], 
         for tensor in (*facts, partly)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
+    for tensor in (*facts, *tables):
+        leave_open(tensor, range(tensor.dim()))
     return Blocks(rule, facts, tables, traits)
+
+
+def leave_open(tensor: torch.Tensor, axes: Iterable[int]) -> torch.Tensor:
+    """The same tensor, marked for torch's compiler: these sizes vary. A size of 1 does not, to torch."""
+    for axis in axes:
+        if tensor.shape[axis] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, axis)
+    return tensor
 
 
 def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

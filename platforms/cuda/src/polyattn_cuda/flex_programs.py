@@ -7,7 +7,7 @@ a softcap come in as tensors. What no program can leave open is its key, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import count
@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import pad
 
-from polyattn_cuda.flex_blocks import Blocks, Rule, block_mask
+from polyattn_cuda.flex_blocks import Blocks, Rule, block_mask, leave_open
 
 Program = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -27,6 +27,11 @@ _LIMIT = 256
 #: float32 in full, whatever torch's global settings say of TF32; always the kernel for many queries, which is the one
 #: that knows every feature.
 _OPTIONS = {"FLOAT32_PRECISION": "'ieee'", "FORCE_USE_FLEX_ATTENTION": True}
+
+_FUNCTORCH = tuple(
+    getattr(torch._C.DispatchKey, f"FuncTorch{layer}")
+    for layer in ("Batched", "VmapMode", "DynamicLayerFrontMode", "DynamicLayerBackMode", "GradWrapper")
+)
 
 _number = count().__next__
 
@@ -45,15 +50,16 @@ def run(
     grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q [B,Sq,H,D], k [B,Sk,Hk,D], v [B,Sk,Hk,Dv] -> out [B,Sq,H,Dv], lse [B,H,Sq], -inf on rows that see nothing."""
-    width, value_width = q.shape[-1], v.shape[-1]
+    length, scale_of_width, value_width = q.shape[1], q.shape[-1] ** -0.5, v.shape[-1]
     with _settled(q.device.type, grad):
-        q, k, v = _usual(q), _usual(k), _usual(v)
-        usual_scale = not softcap and scale == q.shape[-1] ** -0.5
-        factors = () if usual_scale else _factors(scale, softcap, q.device)
+        q, k, v = _usual(q, 2), _usual(k, 1), _usual(v, 1)
+        common = not softcap and scale == scale_of_width == q.shape[-1] ** -0.5
+        factors = () if common else _factors(scale, softcap, q.device)
         rule, facts, tables, traits = (None, (), (), None) if blocks is None else blocks
         key = (_traits(q), _traits(k), _traits(v), traits, grad)
-        asked = (key, rule, len(factors), q.shape[-1] ** -0.5 if usual_scale else 1.0, q.shape[2] != k.shape[2])
-        given = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), facts, tables, factors)
+        asked = (key, rule, len(factors), scale if common else 1.0, q.shape[2] != k.shape[2])
+        heads_first = (rows.transpose(1, 2) for rows in (q, k, v))
+        given = (*(leave_open(rows, (0, 2)) for rows in heads_first), facts, tables, factors)
         try:
             out, lse = _program(*asked)(*given)
         except RuntimeError as error:
@@ -61,24 +67,35 @@ def run(
                 raise
             _program.cache_clear()  # something that no key foresaw: begin again
             out, lse = _program(*asked)(*given)
-    return out.transpose(1, 2).narrow(-1, 0, value_width), lse
+    out = out.transpose(1, 2)
+    if out.shape[1] != length:
+        out, lse = out.narrow(1, 0, length), lse.narrow(2, 0, length)
+    return (out if out.shape[-1] == value_width else out.narrow(-1, 0, value_width)), lse
 
 
 def _settled(device_type: str, grad: bool) -> ExitStack:
-    """Autocast, which has had its say, and a grad mode that changes nothing are part of what a program is made for."""
+    """What is around the call and changes nothing, but that programs would be compiled for: autocast, the grad mode.
+
+    Below an operator of a compiled graph torch shuts functorch's layers out, without which flex is not traced.
+    """
     stack = ExitStack()
     if torch.is_autocast_enabled(device_type):
         stack.enter_context(torch.autocast(device_type, enabled=False))
     if torch.is_grad_enabled() != grad:
         stack.enter_context(torch.set_grad_enabled(grad))
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(_FUNCTORCH[0]):
+        shut_out = torch._C._dispatch_tls_local_exclude_set()
+        for layer in _FUNCTORCH:
+            shut_out = shut_out - torch._C.DispatchKeySet(layer)
+        stack.enter_context(torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), shut_out))
     return stack
 
 
-def _usual(rows: torch.Tensor) -> torch.Tensor:
-    """Contiguous, its head dim a power of two from 16 on."""
+def _usual(rows: torch.Tensor, least: int) -> torch.Tensor:
+    """Contiguous, of `least` rows or more, its head dim a power of two from 16 on."""
     width = rows.shape[-1]
-    spare = max(16, 1 << (width - 1).bit_length()) - width
-    return pad(rows, (0, spare)) if spare else rows.contiguous()
+    spare, missing = max(16, 1 << (width - 1).bit_length()) - width, max(0, least - rows.shape[1])
+    return pad(rows, (0, spare, 0, 0, 0, missing)) if spare or missing else rows.contiguous()
 
 
 def _factors(scale: float, softcap: float, device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -108,39 +125,8 @@ def _program(key: Hashable, rule: Callable[..., Rule] | None, factors: int, scal
         return result[0], getattr(result[1], "lse", result[1])
 
     attend.__code__ = attend.__code__.replace(co_name=f"attend_{_number()}")
-    return _Marking(compiled(attend))
-
-
-class _Marking:
-    """A program that says at its first call, when it is compiled, which sizes vary."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._compiled = False
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        facts: tuple[torch.Tensor, ...],
-        tables: tuple[torch.Tensor, ...],
-        factors: tuple[torch.Tensor, ...],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self._compiled:
-            for rows in (q, k, v):
-                _mark(rows, (0, 2))
-            for tensor in (*facts, *tables):
-                _mark(tensor, range(tensor.dim()))
-        result = self._program(q, k, v, facts, tables, factors)
-        self._compiled = True
-        return result
-
-
-def _mark(tensor: torch.Tensor, axes: Iterable[int]) -> None:
-    for axis in axes:
-        if tensor.shape[axis] > 1:
-            torch._dynamo.maybe_mark_dynamic(tensor, axis)
+    program: Program = compiled(attend)
+    return program
 
 
 def _scaled(by: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -164,6 +150,6 @@ _WITH_LSE: dict[str, Any] = (
 
 
 def _traits(rows: torch.Tensor) -> Hashable:
-    """What of [B,S,H,D] a program cannot leave open: sizes of 1 are special to torch."""
+    """What of [B,S,H,D] a program cannot leave open: a size of 1 is special to torch, so queries have two rows."""
     batch, length, heads, width = rows.shape
     return rows.dtype, rows.device, heads, width, batch == 1, length == 1, rows.requires_grad
