@@ -40,8 +40,7 @@ def _attention(
             "lse": None, "q_lengths": None, "ends": None, "GROUP": group, "DIM": head_dim, "V_DIM": v_dim,
             "PAGE": page_size, "UNIT": 16, "Q_STEP": 1, "K_STEP": 1, "V_STEP": 1, "OUT_STEP": 1, "PACKED": False,
             "CAUSAL": True, "LEFT": False, "RIGHT": False, "CAPPED": False, "NEGATIVE": False,
-            "ALIKE": head_dim == v_dim, "WIDE": False, "BLOCK_M": tiles.block_m, "BLOCK_MORE": tiles.block_more,
-            "AHEAD": tiles.ahead, "MORE_FIRST": tiles.more_first, "BLOCK_N": tiles.block_n,
+            "ALIKE": head_dim == v_dim, "WIDE": False, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
             "BLOCK_D": max(16, power_of_two(head_dim)), "BLOCK_V": max(16, power_of_two(v_dim)),
         }  # fmt: skip
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}

@@ -18,6 +18,7 @@ from tests.kernels.launches import absent_gpus, watched
 
 #: Triton itself is what is tested here: without a GPU, it compiles, and a stand-in of its driver launches nothing.
 INTERPRETED = False
+VERIFIED = launching._VERIFIED
 
 
 @triton.jit(do_not_specialize=("rows", "far"), do_not_specialize_on_alignment=("loose",))
@@ -35,14 +36,19 @@ def fill_kernel(out, given, loose, absent, rows, far, step, weight, flag, BLOCK:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[torch.device, str]]:
-    """The device that is launched on, and where tensors are: the GPU, or the CPU for one that is not there."""
+    """The device that is launched on, and where tensors are: the GPU, or the CPU for one that is not there.
+
+    The present version of Triton is taken for a verified one: whether it is one, these tests say.
+    """
+    monkeypatch.setattr(launching, "_VERIFIED", {launching._version()})
     monkeypatch.setattr(launching, "_variants", {})
     fill_kernel.device_caches.clear()
+    launching._direct.cache_clear()
     if torch.cuda.is_available():
         yield torch.device("cuda", torch.cuda.current_device()), "cuda"
+        launching._direct.cache_clear()
         return
     with absent_gpus() as module:
-        launching._direct.cache_clear()
         monkeypatch.setattr(launching, "_module", lambda kind: module)
         yield torch.device("cuda", 0), "cpu"
         fill_kernel.device_caches.clear()
@@ -164,11 +170,12 @@ def test_a_remembered_launch_does_not_ask_triton(
     assert seen[1].hooks == (None, None)
 
 
-@pytest.mark.parametrize("version", ["3.3.1", "3.10.0", "4.0.0"])
+@pytest.mark.parametrize("version", ["3.3.1", "3.5.1", "3.7.0", "3.8.0", "3.10.0", "4.0.0"])
 def test_triton_does_it_where_its_version_is_not_known(
     place: tuple[torch.device, str], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     device, where = place
+    monkeypatch.setattr(launching, "_VERIFIED", VERIFIED)
     monkeypatch.setattr(triton, "__version__", version)
     launching._direct.cache_clear()
     asked = _counted(monkeypatch)
@@ -235,8 +242,9 @@ def test_prepared_kernels_launch_as_triton_does(place: tuple[torch.device, str])
 
 
 def test_prepared_kernels_look_at_the_tensors(place: tuple[torch.device, str]) -> None:
+    """Without a row, as the number of rows is prepared, and one of the tensors holds nothing."""
     device, where = place
-    positional, constants = _split(arguments(where))
+    positional, constants = _split(arguments(where, rows=0))
     ready = prepare(fill_kernel, *positional[4:], **constants)
     ways = [_split(arguments(where, **changed))[0][:4] for changed in variations(where).values()]
     with watched() as seen:

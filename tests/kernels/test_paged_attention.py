@@ -14,7 +14,7 @@ import torch
 import polyattn as pa
 from polyattn.backends import triton_paged
 from polyattn.kernels.paged_attention import Pages, paged_attention
-from polyattn.kernels.paged_tiles import PagedTiles, Work, paged_tiles
+from polyattn.kernels.paged_tiles import PagedTiles
 from polyattn.reference.paged import paged as reference_paged
 from polyattn.reference.rule import Rule, Window
 from polyattn.vendor import Capability, capabilities_of
@@ -280,24 +280,3 @@ def test_slots_claim_no_gradients_and_no_window_beside_spans() -> None:
 def test_slots_are_listed_without_triton() -> None:
     code = "import sys; sys.modules['triton'] = None; from polyattn.backends.triton_paged import SLOTS; assert SLOTS"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90", "sm_100", "gfx942", "gfx950", "xe"])
-@pytest.mark.parametrize("page_size", [1, 16, 64, 100])
-@pytest.mark.parametrize(("width", "itemsize"), [(40, 2), (128, 2), (256, 2), (512, 2), (64, 4), (512, 4)])
-def test_tiles_fit_the_device(arch: str, page_size: int, width: int, itemsize: int) -> None:
-    shared = {"sm_80": 163, "sm_86": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64, "gfx950": 160, "xe": 64}[arch]
-    for rows in (1, 24, 192, 5000):
-        tiles = paged_tiles(Work(rows, 4096, 64, width, itemsize, page_size), arch, 132)
-        padded = 1 << (width - 1).bit_length()
-        kept = (tiles.block_m + 2 * (tiles.stages - 1) * tiles.block_n) * padded * itemsize
-        assert kept <= shared << 10
-        assert min(tiles.block_m, tiles.block_n) >= 16
-        assert 1 <= tiles.splits <= -(-4096 // tiles.block_n)
-
-
-def test_keys_are_split_where_programs_are_few_and_only_there() -> None:
-    few = paged_tiles(Work(1, 65536, 8, 128, 2, 64), "sm_90", 132)
-    many = paged_tiles(Work(4096, 4096, 256, 128, 2, 64), "sm_90", 132)
-    assert few.splits > 8
-    assert many.splits == 1

@@ -143,7 +143,7 @@ def _plan(
     group = heads // kv_heads
     if tiles is None:
         tiles = _tiles(device, itemsize, q[0], v[0], (batch, max_pages), max_q, max_k, causal, window)
-    splits, rows, block_v = tiles.splits, tiles.block_m + tiles.block_more, max(16, power_of_two(v_dim))
+    splits, rows, block_v = tiles.splits, tiles.block_m, max(16, power_of_two(v_dim))
     all_tokens = tokens if packed else batch * tokens
     tiles_a_row = -(-tokens * group // rows)
     # packed rows share the tokens; beside their whole tiles each, and the tokens behind them, begins one more
@@ -165,8 +165,7 @@ def _plan(
         Q_STEP=_step(q), K_STEP=_step(k), V_STEP=_step(v), OUT_STEP=_step(out),
         PACKED=packed, CAUSAL=causal, LEFT=left is not None, RIGHT=right is not None, CAPPED=softcap > 0.0,
         NEGATIVE=scale < 0.0, ALIKE=strides[3:5] == strides[6:8], WIDE=max(_extent(k), _extent(v)) >= 1 << 31,
-        BLOCK_M=tiles.block_m, BLOCK_MORE=tiles.block_more, BLOCK_N=tiles.block_n,
-        BLOCK_D=max(16, power_of_two(dim)), BLOCK_V=block_v, AHEAD=tiles.ahead, MORE_FIRST=tiles.more_first,
+        BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_D=max(16, power_of_two(dim)), BLOCK_V=block_v,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     combining, block_r = None, max(1, COMBINED // block_v)

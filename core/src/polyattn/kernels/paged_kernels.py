@@ -1,8 +1,7 @@
 """The Triton kernel of attention over pages: rows of queries against a split of the keys.
 
 One program takes rows of queries, one KV head, and one split of the keys that those rows see. The query heads that
-share the KV head are rows of the same program, so that its keys are read once for all of them. Rows come in a tile of
-BLOCK_M and, where it is not 0, another of BLOCK_MORE, which share each tile of keys.
+share the KV head are rows of the same program, so that its keys are read once for all of them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -25,10 +24,10 @@ _LENGTHS = (
 def _queries(
     q, q_start, q_token, q_head, kv_head, place, length, writes,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, Q_STEP: tl.constexpr, UNIT: tl.constexpr,
-    NEGATIVE: tl.constexpr, BLOCK: tl.constexpr,
+    NEGATIVE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Rows from `place` on, query by query, the heads of the group side by side: query, head, live and q [BLOCK, D]."""
-    places = place + tl.arange(0, BLOCK)
+    """Rows from `place` on, query by query, the heads of the group side by side: query, head, live, q [BLOCK_M, D]."""
+    places = place + tl.arange(0, BLOCK_M)
     query = places // GROUP
     head = kv_head * GROUP + places % GROUP
     live = (query < writes) & (query < length)
@@ -84,8 +83,7 @@ def paged_attention_kernel(
     Q_STEP: tl.constexpr, K_STEP: tl.constexpr, V_STEP: tl.constexpr, OUT_STEP: tl.constexpr,
     PACKED: tl.constexpr, CAUSAL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, CAPPED: tl.constexpr,
     NEGATIVE: tl.constexpr, ALIKE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_MORE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr, AHEAD: tl.constexpr, MORE_FIRST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of query rows, KV heads, splits of the keys.
 
@@ -96,14 +94,13 @@ def paged_attention_kernel(
     part     None, or float32 [splits, all tokens, heads, V_DIM] beside part_lse (base two), for `combine_splits_kernel`
     ALIKE    k and v have the same strides; WIDE: they are larger than offsets of 32 bits
     """
-    ROWS: tl.constexpr = BLOCK_M + BLOCK_MORE
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     splits = tl.num_programs(2)
     heads = tl.num_programs(1) * GROUP
     if PACKED:
-        row, first, place = packed_row(tile, q_lengths, q_lengths_step, batch, GROUP, ROWS)
+        row, first, place = packed_row(tile, q_lengths, q_lengths_step, batch, GROUP, BLOCK_M)
         length = tl.load(q_lengths + row * q_lengths_step, mask=row < batch, other=tokens)
         writes = tl.minimum(length, tokens - first)
         q_start = first.to(tl.int64) * q_token
@@ -125,22 +122,17 @@ def paged_attention_kernel(
         token = row.to(tl.int64) * tokens
     kv_length = tl.load(kv_lengths + row * kv_lengths_step, mask=row < batch, other=0)
     table = block_table + row.to(tl.int64) * table_row
-    place *= ROWS
+    place *= BLOCK_M
     query, head, live, q_tile = _queries(
         q, q_start, q_token, q_head, kv_head, place, length, writes,
         GROUP, DIM, BLOCK_D, Q_STEP, UNIT, NEGATIVE, BLOCK_M,
     )  # fmt: skip
-    if BLOCK_MORE > 0:
-        query2, head2, live2, q_tile2 = _queries(
-            q, q_start, q_token, q_head, kv_head, place + BLOCK_M, length, writes,
-            GROUP, DIM, BLOCK_D, Q_STEP, UNIT, NEGATIVE, BLOCK_MORE,
-        )  # fmt: skip
 
     # a query sees keys [low, high), which grow with it: the first and last query tell which tiles are whole
     shift = kv_length - length
     limit = tl.minimum(kv_length, max_pages * PAGE)
     first_query = place // GROUP
-    last_query = tl.minimum((place + (ROWS - 1)) // GROUP, tl.minimum(length, writes) - 1)
+    last_query = tl.minimum((place + (BLOCK_M - 1)) // GROUP, tl.minimum(length, writes) - 1)
     if ends is not None:
         ends += row.to(tl.int64) * ends_width
         ends_width = tl.where(row < batch, ends_width, 0)
@@ -176,34 +168,19 @@ def paged_attention_kernel(
     peak = tl.zeros([BLOCK_M], tl.float32) + float("-inf")
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    if BLOCK_MORE > 0:
-        peak2 = tl.zeros([BLOCK_MORE], tl.float32) + float("-inf")
-        total2 = tl.zeros([BLOCK_MORE], tl.float32)
-        acc2 = tl.zeros([BLOCK_MORE, BLOCK_V], tl.float32)
 
-    # tiles that every row sees whole
+    # tiles that every row sees whole; where the next one lies is read while this one is computed
     page = entries(table, table_entry, whole_begin, whole_stop * BLOCK_N, PAGE, BLOCK_N)
     for at in range(whole_begin, whole_stop):
-        if AHEAD:
-            this = page
-            page = entries(table, table_entry, at + 1, whole_stop * BLOCK_N, PAGE, BLOCK_N)
-        else:
-            this = entries(table, table_entry, at, whole_stop * BLOCK_N, PAGE, BLOCK_N)
+        this = page
+        page = entries(table, table_entry, at + 1, whole_stop * BLOCK_N, PAGE, BLOCK_N)
         k_tile = page_rows(k, this, k_page, k_slot, at, None, PAGE, BLOCK_N, DIM, BLOCK_D, K_STEP, UNIT, WIDE)
         scores = scored(q_tile, k_tile, factor, cap, CAPPED)
-        if BLOCK_MORE > 0 and MORE_FIRST:
-            scores2 = scored(q_tile2, k_tile, factor, cap, CAPPED)
         v_tile = page_rows(v, this, v_page, v_slot, at, None, PAGE, BLOCK_N, V_DIM, BLOCK_V, V_STEP, UNIT, WIDE)
         peak, total, acc = taken_in(scores, v_tile, peak, total, acc, None, scale)
-        if BLOCK_MORE > 0:
-            if not MORE_FIRST:
-                scores2 = scored(q_tile2, k_tile, factor, cap, CAPPED)
-            peak2, total2, acc2 = taken_in(scores2, v_tile, peak2, total2, acc2, None, scale)
 
     # tiles that some row sees a part of, before and behind those; all of them where an entry names no page
     low, high = seen_keys(query, live, shift, limit, left, right, ends, ends_width, CAUSAL, LEFT, RIGHT)
-    if BLOCK_MORE > 0:
-        low2, high2 = seen_keys(query2, live2, shift, limit, left, right, ends, ends_width, CAUSAL, LEFT, RIGHT)
     before = whole_begin - begin
     for edge in tl.range(before + stop - whole_stop, num_stages=1):  # few, and their loads depend on each other
         at = tl.where(edge < before, begin + edge, whole_stop + edge - before)
@@ -217,19 +194,9 @@ def paged_attention_kernel(
         visible = keep[None, :] & (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
         scores = scored(q_tile, k_tile, factor, cap, CAPPED)
         peak, total, acc = taken_in(scores, v_tile, peak, total, acc, visible, scale)
-        if BLOCK_MORE > 0:
-            visible = keep[None, :] & (keys[None, :] >= low2[:, None]) & (keys[None, :] < high2[:, None])
-            scores = scored(q_tile2, k_tile, factor, cap, CAPPED)
-            peak2, total2, acc2 = taken_in(scores, v_tile, peak2, total2, acc2, visible, scale)
 
     _write(
         out, lse, part, part_lse, query, head, live, peak, total, acc, writes, begin < stop,
         split, all_tokens, token, tokens, heads, out_start, out_token, out_head, lse_start,
         V_DIM, BLOCK_V, OUT_STEP, UNIT,
     )  # fmt: skip
-    if BLOCK_MORE > 0:
-        _write(
-            out, lse, part, part_lse, query2, head2, live2, peak2, total2, acc2, writes, begin < stop,
-            split, all_tokens, token, tokens, heads, out_start, out_token, out_head, lse_start,
-            V_DIM, BLOCK_V, OUT_STEP, UNIT,
-        )  # fmt: skip

@@ -8,12 +8,13 @@ of 32). The matrix is its own inverse, and always the same.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 from polyattn.kernels import quantise_tiles
-from polyattn.kernels.launch import launch
+from polyattn.kernels.launch import Prepared, launch_prepared, prepare
 from polyattn.kernels.quantise_kernels import cast_kernel, largest_kernel
 
 FP8 = torch.float8_e4m3fn
@@ -90,37 +91,53 @@ def _quantised(
 ) -> Quantised:
     """Of `samples` samples or documents with programs for the given lengths."""
     q, k, v = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (q, k, v))
-    heads, dim, kv_heads, v_dim = *q.shape[2:], *v.shape[2:]
+    layouts = tuple((tensor.shape, tensor.stride()) for tensor in (q, k, v))
+    plan = _plan(samples, max(length_q, 1), max(length_k, 1), rotate, packed, *layouts)
+    largest = torch.zeros(plan.scales_shape, dtype=torch.int32, device=q.device)
+    descale = torch.empty(plan.scales_shape, dtype=torch.float32, device=q.device)
+    cast = [torch.empty(tensor.shape, dtype=FP8, device=q.device) for tensor in (q, k, v)]
+    launch_prepared(plan.largest, plan.largest_grid, q.device, ends_q, ends_k, largest, q, k, v)
+    launch_prepared(plan.cast, plan.cast_grid, q.device, ends_q, ends_k, largest, descale, q, k, v, *cast)
+    return Quantised(*cast, *descale.narrow(1, 0, samples).unbind(0))
+
+
+class _Plan(NamedTuple):
+    """Both launches but for their tensors, and the shape of what the first one finds."""
+
+    largest: Prepared
+    largest_grid: tuple[int, ...]
+    cast: Prepared
+    cast_grid: tuple[int, ...]
+    scales_shape: tuple[int, ...]
+
+
+_Layout = tuple[torch.Size, tuple[int, ...]]
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    samples: int, length_q: int, length_k: int, rotate: bool, packed: bool, q: _Layout, k: _Layout, v: _Layout
+) -> _Plan:
+    (_, rows_q, heads, dim), (_, rows_k, kv_heads, v_dim) = q[0], v[0]
     scales = samples + packed  # the rows past the documents are cast like one of zeros
-    largest = torch.zeros(3, scales, kv_heads, dtype=torch.int32, device=q.device)
-    descale = torch.empty(3, scales, kv_heads, dtype=torch.float32, device=q.device)
-    q8, k8, v8 = (torch.empty(tensor.shape, dtype=FP8, device=q.device) for tensor in (q, k, v))
-    cuts = tuple(quantise_tiles.cut(*tensor.shape[2:]) for tensor in (q, k, v))
-    lengths = (max(length_q, 1), max(length_k, 1))
+    cuts = tuple(quantise_tiles.cut(*shape[2:]) for shape, _ in (q, k, v))
     programs = sum(
         -(-length // (cut.tokens * quantise_tiles.LOOPS)) * (cut.units // cut.beside)
-        for length, cut in zip((lengths[0], lengths[1], lengths[1]), cuts, strict=True)
+        for length, cut in zip((length_q, length_k, length_k), cuts, strict=True)
     )
     block, v_block = cuts[0].block, cuts[2].block
-    constants = {
+    constants: dict[str, Any] = {
         "BLOCK": block, "IN_HEAD": dim // block, "V_BLOCK": v_block, "V_IN_HEAD": v_dim // v_block,
         "GROUP": heads // kv_heads, "ROTATE": rotate, "PACKED": packed, "LOOPS": quantise_tiles.LOOPS,
         "num_stages": quantise_tiles.STAGES,
     }  # fmt: skip
     for name, cut in zip("QKV", cuts, strict=True):
         constants |= {f"{name}_UNITS": cut.units, f"{name}_BESIDE": cut.beside, f"{name}_TOKENS": cut.tokens}
-    strides_q, strides_k, strides_v = (
-        (0 if packed else tensor.stride(0), tensor.stride(1), tensor.stride(2)) for tensor in (q, k, v)
-    )
-    shared = (scales, *lengths, q.shape[1], k.shape[1], ends_q, ends_k, largest)
-    launch(
-        largest_kernel, (samples * programs,), q.device,
-        samples, *shared, kv_heads, q, *strides_q, k, *strides_k, v, *strides_v,
-        num_warps=quantise_tiles.largest_warps(block), **constants,
+    strides = [step for _, (batch, row, head, _) in (q, k, v) for step in (0 if packed else batch, row, head)]
+    shared = (scales, length_q, length_k, rows_q, rows_k, kv_heads, *strides)
+    warps, factor = quantise_tiles.largest_warps(block), block**-0.5 if rotate else 1.0
+    largest = prepare(largest_kernel, samples, *shared, num_warps=warps, **constants)
+    cast = prepare(
+        cast_kernel, scales, *shared, FACTOR=factor, num_warps=quantise_tiles.CAST_WARPS, **constants
     )  # fmt: skip
-    launch(
-        cast_kernel, (scales * programs,), q.device,
-        scales, *shared, descale, kv_heads, q, q8, *strides_q, k, k8, *strides_k, v, v8, *strides_v,
-        FACTOR=block**-0.5 if rotate else 1.0, num_warps=quantise_tiles.CAST_WARPS, **constants,
-    )  # fmt: skip
-    return Quantised(q8, k8, v8, *descale.narrow(1, 0, samples).unbind(0))
+    return _Plan(largest, (samples * programs,), cast, (scales * programs,), (3, scales, kv_heads))

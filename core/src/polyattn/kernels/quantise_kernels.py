@@ -102,8 +102,9 @@ def _largest_of(
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_ENDS)
 def largest_kernel(
-    samples, scales, length_q, length_k, rows_q, rows_k, ends_q, ends_k, largest, kv_heads,
-    q, q_batch, q_row, q_head, k, k_batch, k_row, k_head, v, v_batch, v_row, v_head,
+    ends_q, ends_k, largest, q, k, v,
+    samples, scales, length_q, length_k, rows_q, rows_k, kv_heads,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
     BLOCK: tl.constexpr, IN_HEAD: tl.constexpr, Q_UNITS: tl.constexpr, Q_BESIDE: tl.constexpr, Q_TOKENS: tl.constexpr,
     K_UNITS: tl.constexpr, K_BESIDE: tl.constexpr, K_TOKENS: tl.constexpr,
     V_BLOCK: tl.constexpr, V_IN_HEAD: tl.constexpr, V_UNITS: tl.constexpr, V_BESIDE: tl.constexpr,
@@ -166,8 +167,9 @@ def _cast(
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_ENDS)
 def cast_kernel(
-    samples, scales, length_q, length_k, rows_q, rows_k, ends_q, ends_k, largest, descale, kv_heads,
-    q, q_out, q_batch, q_row, q_head, k, k_out, k_batch, k_row, k_head, v, v_out, v_batch, v_row, v_head,
+    ends_q, ends_k, largest, descale, q, k, v, q_out, k_out, v_out,
+    samples, scales, length_q, length_k, rows_q, rows_k, kv_heads,
+    q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head,
     BLOCK: tl.constexpr, IN_HEAD: tl.constexpr, Q_UNITS: tl.constexpr, Q_BESIDE: tl.constexpr, Q_TOKENS: tl.constexpr,
     K_UNITS: tl.constexpr, K_BESIDE: tl.constexpr, K_TOKENS: tl.constexpr,
     V_BLOCK: tl.constexpr, V_IN_HEAD: tl.constexpr, V_UNITS: tl.constexpr, V_BESIDE: tl.constexpr,

@@ -64,10 +64,8 @@ def _pack_tile(
 
 @triton.jit(do_not_specialize=("kept", "length", "total"), do_not_specialize_on_alignment=("index",))
 def pack_kernel(
-    index, kept, length, total,
-    a, a_packed, a_batch, a_row, a_head,
-    b, b_packed, b_batch, b_row, b_head,
-    c, c_packed, c_batch, c_row, c_head,
+    index, a, a_packed, b, b_packed, c, c_packed,
+    kept, length, total, a_batch, a_row, a_head, b_batch, b_row, b_head, c_batch, c_row, c_head,
     A_WIDTH: tl.constexpr, A_SEGMENT: tl.constexpr, A_COLUMNS: tl.constexpr,
     B_WIDTH: tl.constexpr, B_SEGMENT: tl.constexpr, B_COLUMNS: tl.constexpr,
     C_WIDTH: tl.constexpr, C_SEGMENT: tl.constexpr, C_COLUMNS: tl.constexpr,
@@ -108,9 +106,8 @@ def _packed_row(place, row, total, kept, length, PREFIX: tl.constexpr):
 
 @triton.jit(do_not_specialize=("kept", "length", "total", "lse_head"), do_not_specialize_on_alignment=("place",))
 def unpack_kernel(
-    place, kept, length, total,
-    packed, out, out_batch, out_row, out_head,
-    lse, lse_head, lse_out,
+    place, packed, out, lse, lse_out,
+    kept, length, total, out_batch, out_row, out_head, lse_head,
     WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, LSE_ROWS: tl.constexpr, PREFIX: tl.constexpr,
 ):  # fmt: skip
@@ -151,9 +148,8 @@ def _unpack_lse(
     do_not_specialize=("length", "lse_batch", "lse_head"), do_not_specialize_on_alignment=("used",)
 )  # fmt: skip
 def clear_kernel(
-    used, used_stride, length,
-    out, out_batch, out_row, out_head, out_dim,
-    lse, lse_batch, lse_head, lse_row,
+    used, out, lse,
+    used_stride, length, out_batch, out_row, out_head, out_dim, lse_batch, lse_head, lse_row,
     WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, LSE_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -182,9 +178,8 @@ def clear_kernel(
 
 @triton.jit(do_not_specialize=("length", "lse_batch", "lse_head"), do_not_specialize_on_alignment=("keep",))
 def blank_kernel(
-    keep, length,
-    out, out_batch, out_row, out_head, out_dim,
-    lse, lse_batch, lse_head, lse_row,
+    keep, out, lse,
+    length, out_batch, out_row, out_head, out_dim, lse_batch, lse_head, lse_row,
     WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows s of sample b (second axis of the grid) with keep[b*length + s] == 0 become 0, their LSE -inf.

@@ -6,13 +6,14 @@ B*S is below 2**31.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from polyattn.backends.calls import Result, wants_grad
 from polyattn.kernels import row_tiles
-from polyattn.kernels.launch import launch
+from polyattn.kernels.launch import Prepared, launch_prepared, prepare
 from polyattn.kernels.row_kernels import blank_kernel, clear_kernel, pack_kernel, unpack_kernel
 from polyattn.kernels.row_places import places_of
 
@@ -67,66 +68,110 @@ def clear(out: torch.Tensor, lse: torch.Tensor | None, used: torch.Tensor) -> No
     """Rows from used[b] on (int32 [B], on the device) of out [B,S,H,D] become 0, of lse [B,H,S] -inf; in place."""
     if out.numel() == 0:
         return
-    batch, length, heads, dim = out.shape
-    width = heads * dim
-    cut = row_tiles.cut(width, out.element_size())
-    out_batch, out_row, out_head, out_dim = out.stride()
-    lse_strides = (0, 0, 0) if lse is None else lse.stride()
-    launch(
-        clear_kernel, (row_tiles.clearing_programs(cut.tiles(length), batch), batch), out.device,
-        used, used.stride(0), length, out, out_batch, out_row, out_head, out_dim, lse, *lse_strides,
-        width, width if out_dim == 1 and out_head == dim else dim, cut.columns, cut.tile, heads, row_tiles.LSE_ROWS,
-        num_warps=row_tiles.WARPS,
-    )  # fmt: skip
+    lse_strides = _NO_LSE if lse is None else lse.stride()
+    clearing, grid = _clearing(out.shape, out.stride(), out.element_size(), lse_strides, used.stride(0))
+    launch_prepared(clearing, grid, out.device, used, out, lse)
 
 
 def blank(out: torch.Tensor, lse: torch.Tensor | None, keep: torch.Tensor) -> None:
     """Rows of out [B,S,H,D] that keep (bool [B,S], on the device) does not name become 0, of lse [B,H,S] -inf."""
     if out.numel() == 0:
         return
-    batch, length, heads, dim = out.shape
-    width = heads * dim
-    out_batch, out_row, out_head, out_dim = out.stride()
-    lse_strides = (0, 0, 0) if lse is None else lse.stride()
-    launch(
-        blank_kernel, (-(-length // row_tiles.BLANK_ROWS), batch), out.device,
-        keep.contiguous().view(torch.uint8), length, out, out_batch, out_row, out_head, out_dim, lse, *lse_strides,
-        width, width if out_dim == 1 and out_head == dim else dim, row_tiles.BLANK_COLUMNS, heads,
-        row_tiles.BLANK_ROWS, num_warps=4,
+    blanking, grid = _blanking(out.shape, out.stride(), _NO_LSE if lse is None else lse.stride())
+    launch_prepared(blanking, grid, out.device, keep.contiguous().view(torch.uint8), out, lse)
+
+
+# A launch but for its tensors, and its grid, follow from shapes and strides: they are made once for each.
+
+_NO_LSE = (0, 0, 0)
+_Layout = tuple[torch.Size, tuple[int, ...]]
+_Launch = tuple[Prepared, tuple[int, ...]]
+
+
+@lru_cache(maxsize=1024)
+def _packing(kept: int, itemsize: int, *layouts: _Layout) -> _Launch:
+    """For `kept` rows of one to three tensors [B,S,H*,D*], whose last axes are dense."""
+    batch, length = layouts[0][0][:2]
+    tile, programs = row_tiles.tile_of(itemsize), 0
+    strides: list[int] = []
+    cuts: dict[str, int] = {}
+    for name, ((_, _, heads, dim), (batch_stride, row_stride, head_stride, _)) in zip("ABC", layouts, strict=False):
+        width = heads * dim
+        cut = row_tiles.cut(width, itemsize)
+        programs += cut.tiles(kept)
+        strides += (batch_stride, row_stride, head_stride)
+        segment = width if head_stride == dim else dim
+        cuts |= {f"{name}_WIDTH": width, f"{name}_SEGMENT": segment, f"{name}_COLUMNS": cut.columns}
+    for name in "ABC"[len(layouts) :]:
+        strides += (0, 0, 0)
+        cuts |= {f"{name}_WIDTH": 1, f"{name}_SEGMENT": 1, f"{name}_COLUMNS": 1}
+    numbers = (kept, length, batch * length, *strides)
+    packing = prepare(pack_kernel, *numbers, TILE=tile, num_warps=row_tiles.WARPS, **cuts)
+    return packing, (programs,)
+
+
+@lru_cache(maxsize=1024)
+def _unpacking(
+    kept: int, out: torch.Size, out_strides: tuple[int, ...], itemsize: int, lse_head: int | None, prefix: bool
+) -> _Launch:
+    """For `kept` rows to `out` [B,S,H,D], whose last axis is dense; lse_head: the stride of heads, None without LSE."""
+    batch, length, heads, dim = out
+    total, width, out_head = batch * length, heads * dim, out_strides[2]
+    cut = row_tiles.cut(width, itemsize)
+    programs = cut.tiles(total)
+    if lse_head is not None:
+        programs += -(-total // row_tiles.LSE_ROWS) * heads
+    unpacking = prepare(
+        unpack_kernel, kept, length, total, *out_strides[:3], lse_head or 0,
+        WIDTH=width, SEGMENT=width if out_head == dim else dim, COLUMNS=cut.columns, TILE=cut.tile,
+        HEADS=heads, LSE_ROWS=row_tiles.LSE_ROWS, PREFIX=prefix, num_warps=row_tiles.WARPS,
     )  # fmt: skip
+    return unpacking, (programs,)
+
+
+@lru_cache(maxsize=1024)
+def _clearing(
+    out: torch.Size, out_strides: tuple[int, ...], itemsize: int, lse_strides: tuple[int, ...], used_step: int
+) -> _Launch:
+    batch, length, heads, dim = out
+    cut = row_tiles.cut(heads * dim, itemsize)
+    clearing = prepare(
+        clear_kernel, used_step, length, *out_strides, *lse_strides,
+        WIDTH=heads * dim, SEGMENT=_beside(heads, dim, out_strides), COLUMNS=cut.columns, TILE=cut.tile,
+        HEADS=heads, LSE_ROWS=row_tiles.LSE_ROWS, num_warps=row_tiles.WARPS,
+    )  # fmt: skip
+    return clearing, (row_tiles.clearing_programs(cut.tiles(length), batch), batch)
+
+
+@lru_cache(maxsize=1024)
+def _blanking(out: torch.Size, out_strides: tuple[int, ...], lse_strides: tuple[int, ...]) -> _Launch:
+    batch, length, heads, dim = out
+    blanking = prepare(
+        blank_kernel, length, *out_strides, *lse_strides,
+        WIDTH=heads * dim, SEGMENT=_beside(heads, dim, out_strides), COLUMNS=row_tiles.BLANK_COLUMNS,
+        HEADS=heads, ROWS=row_tiles.BLANK_ROWS, num_warps=4,
+    )  # fmt: skip
+    return blanking, (-(-length // row_tiles.BLANK_ROWS), batch)
+
+
+def _beside(heads: int, dim: int, strides: tuple[int, ...]) -> int:
+    """Elements of a row that lie side by side."""
+    return heads * dim if strides[3] == 1 and strides[2] == dim else dim
 
 
 def _packed(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if not 1 <= len(tensors) <= 3:
         raise ValueError(f"tensors: one to three are packed at once, got {len(tensors)}")
     batch, length = tensors[0].shape[:2]
-    kept, total = index.shape[0], batch * length
+    kept = index.shape[0]
     packed = tuple(t.new_empty(kept, *t.shape[2:]) for t in tensors)
-    if kept == 0 or total == 0:
+    if kept == 0 or batch == 0 or length == 0:
         return tuple(rows.zero_() for rows in packed)
-    itemsize, tile, programs = tensors[0].element_size(), 0, 0
-    given: list[Any] = []
-    cuts: list[int] = []
-    for tensor, rows in zip(tensors, packed, strict=True):
-        source = _dense_dim(tensor)
-        _, _, heads, dim = source.shape
-        batch_stride, row_stride, head_stride, _ = source.stride()
-        columns, _, _, tile = cut = row_tiles.cut(heads * dim, itemsize)
-        given += (source, rows, batch_stride, row_stride, head_stride)
-        cuts += (heads * dim, heads * dim if head_stride == dim else dim, columns)
-        programs += cut.tiles(kept)
-    absent = 3 - len(tensors)
-    launch(
-        pack_kernel, (programs,), index.device,
-        index, kept, length, total, *given, *_ABSENT * absent, *cuts, *_NO_CUTS * absent, tile,
-        num_warps=row_tiles.WARPS,
-    )  # fmt: skip
+    sources = [_dense_dim(tensor) for tensor in tensors]
+    packing, grid = _packing(kept, sources[0].element_size(), *((s.shape, s.stride()) for s in sources))
+    moved = [tensor for pair in zip(sources, packed, strict=True) for tensor in pair]
+    launch_prepared(packing, grid, index.device, index, *moved, *(None,) * (6 - len(moved)))
     return packed
-
-
-#: A tensor that is not there, and how it is cut.
-_ABSENT = (None, None, 0, 0, 0)
-_NO_CUTS = (1, 1, 1)
 
 
 def _unpacked(
@@ -145,19 +190,9 @@ def _unpacked(
     if result.numel() > 0:
         rows = rows.contiguous()
         lse = lse if lse is None or lse.stride(1) == 1 else lse.contiguous()
-        total, width = batch * length, heads * dim
-        cut = row_tiles.cut(width, rows.element_size())
-        programs = cut.tiles(total)
-        if lse is not None:
-            programs += -(-total // row_tiles.LSE_ROWS) * heads
-        out_batch, out_row, out_head, _ = result.stride()
-        launch(
-            unpack_kernel, (programs,), rows.device,
-            place, kept, length, total, rows, result, out_batch, out_row, out_head,
-            lse, 0 if lse is None else lse.stride(0), spread,
-            width, width if out_head == dim else dim, cut.columns, cut.tile, heads, row_tiles.LSE_ROWS, prefix,
-            num_warps=row_tiles.WARPS,
-        )  # fmt: skip
+        lse_head = None if lse is None else lse.stride(0)
+        unpacking, grid = _unpacking(kept, result.shape, result.stride(), rows.element_size(), lse_head, prefix)
+        launch_prepared(unpacking, grid, rows.device, place, rows, result, lse, spread)
     return (result if out is None or result is out else out.copy_(result)), spread
 
 

@@ -7,11 +7,13 @@ hidden; where nothing is strange, which is almost always, it costs two launches 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from polyattn.kernels import flash
 from polyattn.kernels.flash import Scoring, Visibility, Window
-from polyattn.kernels.launch import launch
+from polyattn.kernels.launch import Prepared, launch_prepared, prepare
 from polyattn.kernels.tails_kernel import tails_kernel
 
 #: Rows that one program looks at, and elements of a row at once.
@@ -24,15 +26,20 @@ def strange_tails(v: torch.Tensor, ends: torch.Tensor, reach: int) -> torch.Tens
 
     v [documents,S,H,D], or [1,T,H,D], whose documents share one axis of rows.
     """
-    documents = ends.shape[0]
-    flags = torch.zeros(documents, dtype=torch.int32, device=v.device)
-    shared = v.shape[0] == 1
-    launch(
-        tails_kernel, (documents, -(-reach // _ROWS)), v.device,
-        v, 0 if shared else v.stride(0), *v.stride()[1:], ends, ends.stride(0), v.shape[1], reach, flags,
-        HEADS=v.shape[2], DIM=v.shape[3], ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
-    )  # fmt: skip
+    flags = torch.zeros(ends.shape[0], dtype=torch.int32, device=v.device)
+    looking = _prepared(v.shape, v.stride(), ends.stride(0), reach)
+    launch_prepared(looking, (ends.shape[0], -(-reach // _ROWS)), v.device, v, ends, flags)
     return flags
+
+
+@lru_cache(maxsize=1024)
+def _prepared(shape: torch.Size, stride: tuple[int, ...], ends_stride: int, reach: int) -> Prepared:
+    """The launch but for its tensors."""
+    apart = 0 if shape[0] == 1 else stride[0]
+    return prepare(
+        tails_kernel, apart, *stride[1:], ends_stride, shape[1], reach,
+        HEADS=shape[2], DIM=shape[3], ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
+    )  # fmt: skip
 
 
 def repair_samples(

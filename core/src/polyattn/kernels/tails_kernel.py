@@ -12,7 +12,7 @@ import triton.language as tl
     do_not_specialize_on_alignment=("ends", "flags"),
 )
 def tails_kernel(
-    v, batch_stride, row_stride, head_stride, dim_stride, ends, ends_stride, rows, reach, flags,
+    v, ends, flags, batch_stride, row_stride, head_stride, dim_stride, ends_stride, rows, reach,
     HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """flags[d] becomes 1 where rows [ends[d], ends[d] + reach) of v, below `rows`, are not all finite.
