@@ -174,7 +174,10 @@ def test_facts_make_no_context_and_hold_what_is_set_and_installed(
 def test_capture_is_asked_of_the_device_module(
     monkeypatch: pytest.MonkeyPatch, vendor: str, detection: ModuleType
 ) -> None:
+    detection._asking.cache_clear()  # whom to ask is remembered: the question comes with every call
     pretend(monkeypatch, vendor, is_current_stream_capturing=lambda: True)
     assert detection.capturing() is True
+    detection._asking.cache_clear()
     monkeypatch.delattr(getattr(torch, detection.DEVICE_TYPE), "is_current_stream_capturing")
     assert detection.capturing() is False
+    detection._asking.cache_clear()

@@ -32,7 +32,7 @@ def _pack(dtype: str, itemsize: int, shapes: dict[str, tuple[int, int]], dense: 
     return arguments
 
 
-def _unpack(dtype: str, itemsize: int, heads: int, dim: int, *, lse: bool, prefix: bool) -> dict[str, object]:
+def _unpack(dtype: str, itemsize: int, heads: int, dim: int, *, lse: bool) -> dict[str, object]:
     cut = row_tiles.cut(heads * dim, itemsize)
     return {
         "place": "*i32",
@@ -53,7 +53,6 @@ def _unpack(dtype: str, itemsize: int, heads: int, dim: int, *, lse: bool, prefi
         "TILE": cut.tile,
         "HEADS": heads,
         "LSE_ROWS": row_tiles.LSE_ROWS,
-        "PREFIX": prefix,
     }
 
 
@@ -96,8 +95,8 @@ SIGNATURES = (
     Signature("pack-dense", row_kernels.pack_kernel, _pack("bf16", 2, _EQUAL, dense=True), _WARPS),
     Signature("pack-heads-apart", row_kernels.pack_kernel, _pack("bf16", 2, _GROUPED, dense=False), _WARPS),
     Signature("pack-one-fp32", row_kernels.pack_kernel, _pack("fp32", 4, {"a": (17, 80)}, dense=True), _WARPS),
-    Signature("unpack-lse", row_kernels.unpack_kernel, _unpack("bf16", 2, 24, 128, lse=True, prefix=False), _WARPS),
-    Signature("unpack-prefix", row_kernels.unpack_kernel, _unpack("fp16", 2, 17, 80, lse=False, prefix=True), _WARPS),
+    Signature("unpack-lse", row_kernels.unpack_kernel, _unpack("bf16", 2, 24, 128, lse=True), _WARPS),
+    Signature("unpack", row_kernels.unpack_kernel, _unpack("fp16", 2, 17, 80, lse=False), _WARPS),
     Signature("clear-lse", row_kernels.clear_kernel, _clear(24, 128, lse=True), _WARPS),
     Signature("blank-lse", row_kernels.blank_kernel, _blank(24, 128, lse=True), {"num_warps": 4}),
     Signature("blank", row_kernels.blank_kernel, _blank(5, 40, lse=False), {"num_warps": 4}),

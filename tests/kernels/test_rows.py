@@ -10,7 +10,7 @@ import torch
 from polyattn.kernels import row_tiles
 from polyattn.kernels import rows as moving
 from polyattn.kernels.row_places import places, places_of
-from polyattn.kernels.rows import blank, clear, pack, unpack, unpack_prefix
+from polyattn.kernels.rows import blank, clear, pack, unpack
 
 B, S = 2, 37
 #: Positions of 74 kept: the first and the last row, holes, a run over the sample's end.
@@ -184,20 +184,6 @@ def test_unpack_into_no_rows(device: str) -> None:
     assert tuple(out.shape) == (2, 0, 3, 8)
     assert spread is not None
     assert tuple(spread.shape) == (2, 3, 0)
-
-
-@pytest.mark.parametrize(
-    "lengths", [(37, 37), (5, 0), (0, 0), (36, 1)], ids=["full", "empty row", "nothing", "one row"]
-)
-def test_unpack_of_prefixes_needs_boundaries_alone(lengths: tuple[int, int], device: str) -> None:
-    index = [sample * S + row for sample, length in enumerate(lengths) for row in range(length)]
-    rows = _random(device, torch.float32, len(index), 3, 16)
-    lse = _random(device, torch.float32, 3, len(index))
-    boundaries = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32, device=device)
-    out, spread = unpack_prefix(rows, lse, boundaries, None, B, S)
-    expected, expected_lse = _expected(rows, lse, index)
-    assert torch.equal(out, expected)
-    assert torch.equal(spread, expected_lse)
 
 
 def test_places_are_the_inverse_index(device: str) -> None:

@@ -40,6 +40,7 @@ from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requi
 
 if TYPE_CHECKING:
     from polyattn.backends import varlen as varlen
+    from polyattn.backends import varlen_padding as varlen_padding
     from polyattn.backends import visibility as visibility
     from polyattn.backends.calls import wants_grad as wants_grad
     from polyattn.backends.derived import derived as derived
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from polyattn.compositions.segments import spans_into as spans_into
     from polyattn.compositions.slice import prefix as prefix
     from polyattn.compositions.slice import prefix_into as prefix_into
+    from polyattn.environment import warn as warn
     from polyattn.kernels.pages import write_rows as write_rows
     from polyattn.kernels.quantise import quantise_fp8 as quantise_fp8
     from polyattn.kernels.quantise import quantise_fp8_packed as quantise_fp8_packed
@@ -114,6 +116,7 @@ _LAZY = {
     "repair_samples": "polyattn.kernels.tails",
     "spans_into": "polyattn.compositions.segments",
     "triton_backend": "polyattn.backends.triton",
+    "warn": "polyattn.environment",
     "wants_grad": "polyattn.backends.calls",
     "KeyPaddingMeta": "polyattn.structures.key_padding",
     "MaskMeta": "polyattn.structures.mask",
@@ -125,11 +128,12 @@ _LAZY = {
     "installed_versions": "polyattn.machine",
     "Visibility": "polyattn.backends.visibility",
     "varlen": "polyattn.backends.varlen",
+    "varlen_padding": "polyattn.backends.varlen_padding",
     "visibility": "polyattn.backends.visibility",
     "write_rows": "polyattn.kernels.pages",
 }
 #: Of these, the modules that are published whole.
-_ROOMS = frozenset({"varlen", "visibility"})
+_ROOMS = frozenset({"varlen", "varlen_padding", "visibility"})
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ import torch
 
 from polyattn import KeyPadding, Packed, Quant, Spans, reference_attention
 from polyattn.vendor import TORCH_ROWS, Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve
-from polyattn_cuda import fa3, fa3_build, fa3_forward, fa3_fp8, fa3_operator, fa3_training
+from polyattn_cuda import fa3, fa3_build, fa3_forward, fa3_fp8, fa3_operator, fa3_training, layout
 from tests.emulators.cuda import aten_cudnn, fa3_ops, repair
 
 pytestmark = pytest.mark.emulated
@@ -56,7 +56,7 @@ def near(got: torch.Tensor, want: torch.Tensor) -> None:
 def test_without_a_build_the_registrys_is_described():
     build = fa3_build.installed_build()
     assert (build.package, build.namespace) == ("fa3-fwd", "fa3_fwd")
-    assert (build.fp16, build.backward, build.fp8, build.softcap) == (False, False, True, True)
+    assert (build.fp16, build.fp8, build.softcap, build.varlen) == (False, True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_a_scale_that_is_not_positive_goes_into_q(scale):
 def test_what_the_copy_engine_cannot_walk_is_copied_first():
     wide = drawn(1, 6, 2, 72)
     q = wide[..., 4:68]
-    assert not fa3_operator.walkable(q)
-    assert fa3_operator.walkable(fa3_operator.reachable(q))
-    assert fa3_operator.walkable(wide[..., 8:])
-    assert not fa3_operator.walkable(wide.transpose(2, 3))
+    assert not layout.walkable(q)
+    assert layout.walkable(layout.reachable(q))
+    assert layout.walkable(wide[..., 8:])
+    assert not layout.walkable(wide.transpose(2, 3))
     out, _ = fa3_forward.dense(q, q, q, None, meta=None, **CALL)
     near(out, reference_attention(q, q, q))
 

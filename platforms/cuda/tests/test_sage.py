@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from polyattn import Packed, reference_attention
+from polyattn import Packed, PolyattnWarning, reference_attention
 from polyattn.vendor import Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve
 from polyattn_cuda import sage
 from tests.emulators.cuda import sage as emulator
@@ -57,6 +58,22 @@ def test_causal_is_bottom_right_at_any_sizes(release: str, queries: int, keys: i
     assert out.transpose(1, 2)[lse.isneginf()].eq(0).all()
 
 
+UNQUANTISED = "ignore:cuda.sage runs a piece of a larger call unquantised"
+
+
+def test_a_piece_that_runs_unquantised_is_told_of_once(release: str) -> None:
+    sage._tell_once.cache_clear()
+    q = drawn(1, 100, 2, 128)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            sage.dense(q, q, q, None, meta=None, options=(), **CALL)
+    texts = [str(one.message) for one in told if one.category is PolyattnWarning]
+    assert len(texts) == (1 if release == "1.0.6" else 0)
+    assert all("multiples of 64" in text for text in texts)
+
+
+@pytest.mark.filterwarnings(UNQUANTISED)
 @pytest.mark.parametrize("width", [64, 96, 128])
 @pytest.mark.parametrize("keys", [1, 2, 63, 64, 65, 127, 191])
 @pytest.mark.parametrize("causal", [False, True])
@@ -67,6 +84,7 @@ def test_keys_that_fill_no_whole_tile_are_all_that_counts(release: str, width: i
     assert (out.double() - want).norm() / want.norm() < 0.05
 
 
+@pytest.mark.filterwarnings(UNQUANTISED)
 def test_the_widest_heads_are_computed_exactly_where_keys_are_few_and_fill_no_tile(release: str) -> None:
     for keys, exactly in ((100, True), (128, False), (191, False)):
         q, k, v = drawn(1, 70, 2, 128), drawn(1, keys, 2, 128), drawn(1, keys, 2, 128)

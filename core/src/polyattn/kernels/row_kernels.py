@@ -90,17 +90,9 @@ def pack_kernel(
 
 
 @triton.jit
-def _packed_row(place, row, total, kept, length, PREFIX: tl.constexpr):
-    """The packed row of each padded one, -1 for none: out of the inverse index, or of boundaries [B+1]."""
-    live = row < total
-    if PREFIX:
-        batch = row // length
-        start = tl.load(place + batch, mask=live, other=0)
-        end = tl.load(place + batch + 1, mask=live, other=0)
-        position = start + (row - batch * length)
-        position = tl.where(position < end, position, -1)
-    else:
-        position = tl.load(place + row, mask=live, other=-1)
+def _packed_row(place, row, total, kept):
+    """The packed row of each padded one, -1 for none."""
+    position = tl.load(place + row, mask=row < total, other=-1)
     return tl.where((position >= 0) & (position < kept), position, -1)
 
 
@@ -109,17 +101,17 @@ def unpack_kernel(
     place, packed, out, lse, lse_out,
     kept, length, total, out_batch, out_row, out_head, lse_head,
     WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-    HEADS: tl.constexpr, LSE_ROWS: tl.constexpr, PREFIX: tl.constexpr,
+    HEADS: tl.constexpr, LSE_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Each of the `total` rows of `out` from the packed row that belongs there, else 0; `lse_out` likewise, else -inf.
 
-    The programs of `out` come first. `place` is the inverse index [total], with PREFIX boundaries [B+1].
+    The programs of `out` come first. `place` is the inverse index [total].
     """
     number = tl.program_id(0)
     tiles = _tiles(total, WIDTH, COLUMNS, TILE)
     if number < tiles:
         row, column = _tile(number, WIDTH, COLUMNS, TILE)
-        position = _packed_row(place, row, total, kept, length, PREFIX)
+        position = _packed_row(place, row, total, kept)
         whole = (column < WIDTH)[None, :]
         source = packed + position.to(tl.int64)[:, None] * WIDTH + column[None, :]
         value = tl.load(source, mask=(position >= 0)[:, None] & whole, other=0)
@@ -127,18 +119,18 @@ def unpack_kernel(
         columns = _column_offset(column, out_head, 1, WIDTH, SEGMENT)
         tl.store(out + start[:, None] + columns[None, :], value, mask=(row < total)[:, None] & whole)
     elif lse is not None:
-        _unpack_lse(number - tiles, place, kept, length, total, lse, lse_head, lse_out, HEADS, LSE_ROWS, PREFIX)
+        _unpack_lse(number - tiles, place, kept, length, total, lse, lse_head, lse_out, HEADS, LSE_ROWS)
 
 
 @triton.jit
 def _unpack_lse(
     number, place, kept, length, total, lse, lse_head, lse_out,
-    HEADS: tl.constexpr, LSE_ROWS: tl.constexpr, PREFIX: tl.constexpr,
+    HEADS: tl.constexpr, LSE_ROWS: tl.constexpr,
 ):  # fmt: skip
     block = number // HEADS
     head = (number - block * HEADS).to(tl.int64)
     row = block * LSE_ROWS + tl.arange(0, LSE_ROWS)
-    position = _packed_row(place, row, total, kept, length, PREFIX)
+    position = _packed_row(place, row, total, kept)
     value = tl.load(lse + head * lse_head + position, mask=position >= 0, other=float("-inf"))
     target = _row_offset(row, length, length.to(tl.int64) * HEADS, 1) + head * length
     tl.store(lse_out + target, value, mask=row < total)

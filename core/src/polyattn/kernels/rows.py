@@ -46,22 +46,7 @@ def unpack(
     if out is None and wants_grad(*((rows,) if lse is None else (rows, lse))):
         spread: Result = _Unpack.apply(rows, lse, index, batch, length)  # type: ignore[no-untyped-call]
         return spread
-    return _unpacked(rows, lse, places_of(index, batch * length), out, batch, length, prefix=False)
-
-
-def unpack_prefix(
-    rows: torch.Tensor,
-    lse: torch.Tensor | None,
-    boundaries: torch.Tensor,
-    out: torch.Tensor | None,
-    batch: int,
-    length: int,
-) -> Result:
-    """`unpack` where sample b keeps a prefix, packed rows boundaries[b] to boundaries[b+1] ([B+1] on the device).
-
-    No index is needed, and the boundaries may change between replays of a graph. Not differentiable.
-    """
-    return _unpacked(rows, lse, boundaries, out, batch, length, prefix=True)
+    return _unpacked(rows, lse, places_of(index, batch * length), out, batch, length)
 
 
 def clear(out: torch.Tensor, lse: torch.Tensor | None, used: torch.Tensor) -> None:
@@ -112,7 +97,7 @@ def _packing(kept: int, itemsize: int, *layouts: _Layout) -> _Launch:
 
 @lru_cache(maxsize=1024)
 def _unpacking(
-    kept: int, out: torch.Size, out_strides: tuple[int, ...], itemsize: int, lse_head: int | None, prefix: bool
+    kept: int, out: torch.Size, out_strides: tuple[int, ...], itemsize: int, lse_head: int | None
 ) -> _Launch:
     """For `kept` rows to `out` [B,S,H,D], whose last axis is dense; lse_head: the stride of heads, None without LSE."""
     batch, length, heads, dim = out
@@ -124,7 +109,7 @@ def _unpacking(
     unpacking = prepare(
         unpack_kernel, kept, length, total, *out_strides[:3], lse_head or 0,
         WIDTH=width, SEGMENT=width if out_head == dim else dim, COLUMNS=cut.columns, TILE=cut.tile,
-        HEADS=heads, LSE_ROWS=row_tiles.LSE_ROWS, PREFIX=prefix, num_warps=row_tiles.WARPS,
+        HEADS=heads, LSE_ROWS=row_tiles.LSE_ROWS, num_warps=row_tiles.WARPS,
     )  # fmt: skip
     return unpacking, (programs,)
 
@@ -181,8 +166,6 @@ def _unpacked(
     out: torch.Tensor | None,
     batch: int,
     length: int,
-    *,
-    prefix: bool,
 ) -> Result:
     kept, heads, dim = rows.shape
     result = rows.new_empty(batch, length, heads, dim) if out is None or (out.stride(3) != 1 and dim > 1) else out
@@ -191,7 +174,7 @@ def _unpacked(
         rows = rows.contiguous()
         lse = lse if lse is None or lse.stride(1) == 1 else lse.contiguous()
         lse_head = None if lse is None else lse.stride(0)
-        unpacking, grid = _unpacking(kept, result.shape, result.stride(), rows.element_size(), lse_head, prefix)
+        unpacking, grid = _unpacking(kept, result.shape, result.stride(), rows.element_size(), lse_head)
         launch_prepared(unpacking, grid, rows.device, place, rows, result, lse, spread)
     return (result if out is None or result is out else out.copy_(result)), spread
 
@@ -230,7 +213,7 @@ class _Unpack(torch.autograd.Function):
     ) -> Result:
         ctx.index = index
         ctx.set_materialize_grads(False)
-        return _unpacked(rows, lse, places_of(index, batch * length), None, batch, length, prefix=False)
+        return _unpacked(rows, lse, places_of(index, batch * length), None, batch, length)
 
     @staticmethod
     def backward(

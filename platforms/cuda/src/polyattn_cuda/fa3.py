@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, varlen
+from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, varlen_padding
 from polyattn_cuda.fa3_operator import BUILD
 
 
@@ -14,7 +14,7 @@ def backend() -> Backend:
     return Backend(
         "fa3",
         (
-            *(Slot(f"{_FORWARD}:{name}", replace(_FEATURES, kinds=kinds), bind) for name, kinds, bind in _SLOTS),
+            *(Slot(f"{_FORWARD}:{name}", replace(_FEATURES, kinds=kinds), bind) for name, kinds, bind in _slots()),
             *(Slot(f"{_TRAINING}:{name}", replace(_TRAINED, kinds=frozenset({name})), bind) for name, bind in _GRADS),
             *(Slot(f"{_FP8}:{name}", replace(_FP8_FEATURES, kinds=frozenset({name}))) for name in _FP8_SLOTS),
         ),
@@ -36,7 +36,7 @@ _SLOTS = (
 )
 _TRAINING = "polyattn_cuda.fa3_training"
 _GRADS = (("dense", f"{_TRAINING}:bound_dense"), ("prefix_kv", ""))
-_FP8_SLOTS = ("dense", "prefix_kv", "key_padding", "packed") if BUILD.fp8 else ()
+_FP8_SLOTS = ("dense", "prefix_kv", *(("key_padding", "packed") if BUILD.varlen else ())) if BUILD.fp8 else ()
 
 _FEATURES = Features(
     causal=True, softcap=BUILD.softcap, lse=True, gqa=True, deterministic=True, out=True,
@@ -52,8 +52,13 @@ _FP8_FEATURES = replace(
 )  # fmt: skip
 
 
+def _slots() -> tuple[tuple[str, frozenset[str], str], ...]:
+    """Those of the build: without varlen it takes neither boundaries nor lengths."""
+    return tuple(slot for slot in _SLOTS if BUILD.varlen or slot[0] not in ("key_padding", "packed"))
+
+
 def _objections(request: Request, machine: Machine) -> tuple[str, ...]:
-    reasons = list(varlen.packs_in_place(request, machine))
+    reasons = list(varlen_padding.packs_in_place(request, machine))
     if machine.arch and machine.arch not in _ARCHS:
         reasons.append(f"{machine.arch} is none of the architectures it is built for, {', '.join(_ARCHS)}")
     cuda = machine.versions.get("cuda", "13")

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FA3Build:
-    """One build of FlashAttention-3.
+    """One build of FlashAttention-3, as far as it is used: windows, pages and its own backward are left to others.
 
     package     its distribution; extension: the module that registers `torch.ops.<namespace>.fwd`
     installed   False: no build is here, and these are the facts of the one that the registry has
@@ -21,11 +21,8 @@ class FA3Build:
     extension: str
     namespace: str
     installed: bool
-    backward: bool
     fp16: bool
-    window: bool
     softcap: bool
-    paged: bool
     fp8: bool
     split: bool
     varlen: bool
@@ -37,8 +34,8 @@ _BUILDS = (
     ("fa3-fwd", "fa3_fwd_config", "fa3_fwd._C", "fa3_fwd"),
 )
 
-#: What the registry's fa3-fwd 0.0.3 is built without.
-_WITHOUT = ("BACKWARD", "FP16", "LOCAL", "PAGEDKV")
+#: What the registry's fa3-fwd 0.0.3 is built without, of what is used.
+_WITHOUT = ("FP16",)
 
 
 def installed_build() -> FA3Build:
@@ -72,6 +69,5 @@ def _build(package: str, extension: str, namespace: str, installed: bool, flags:
 
     return FA3Build(
         package, extension, namespace, installed,
-        backward=has("BACKWARD"), fp16=has("FP16"), window=has("LOCAL"), softcap=has("SOFTCAP"), paged=has("PAGEDKV"),
-        fp8=has("FP8"), split=has("SPLIT"), varlen=has("VARLEN"),
+        fp16=has("FP16"), softcap=has("SOFTCAP"), fp8=has("FP8"), split=has("SPLIT"), varlen=has("VARLEN"),
     )  # fmt: skip

@@ -17,19 +17,10 @@ from polyattn.vendor import (
     prefix_into,
     spans_into,
     varlen,
+    varlen_padding,
 )
-from polyattn_cuda.fa3_operator import (
-    REACH,
-    Result,
-    Window,
-    aligned,
-    operator,
-    placed,
-    reachable,
-    sides,
-    splits,
-    walkable,
-)
+from polyattn_cuda.fa3_operator import REACH, Result, Window, operator, placed, sides, splits
+from polyattn_cuda.layout import aligned, reachable, walkable
 from polyattn_cuda.repair import repair_documents, repair_samples
 from polyattn_cuda.rows import ROWS
 
@@ -137,7 +128,7 @@ def key_padding(
 ) -> Result:
     """Prefixes in place, by their lengths on the device; padding with holes packed."""
     if not meta.prefix:
-        return varlen.key_padding(
+        return varlen_padding.key_padding(
             documents, ROWS, q, k, v, out, meta=meta, causal=causal, scale=scale, window=window, softcap=softcap,
             need_lse=need_lse, options=options,
         )  # fmt: skip

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import KeyPaddingMeta, Quant, positive_scale, prefix, varlen
+from polyattn.vendor import KeyPaddingMeta, Quant, positive_scale, prefix, varlen, varlen_padding
 from polyattn_cuda import quantise
-from polyattn_cuda.fa3_operator import REACH, Result, Window, operator, placed, sides, walkable
+from polyattn_cuda.fa3_operator import REACH, Result, Window, operator, placed, sides
+from polyattn_cuda.layout import walkable
 from polyattn_cuda.repair import repair_documents
 from polyattn_cuda.rows import ROWS
 
@@ -48,7 +49,7 @@ def key_padding(
 ) -> Result:
     """Prefixes by their lengths on the device, with zeros for what lies behind them; padding with holes packed."""
     if not meta.prefix:
-        return varlen.packed_padding(
+        return varlen_padding.packed_padding(
             partial(documents, options=options), ROWS, q, k, v, out, meta=meta, causal=causal, scale=scale,
             window=window, softcap=softcap, need_lse=need_lse, options=options,
         )  # fmt: skip

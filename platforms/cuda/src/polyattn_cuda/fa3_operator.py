@@ -81,24 +81,6 @@ def splits(q: tuple[int, ...], k: tuple[int, ...]) -> int:
     return 0 if BUILD.split and idle else 1
 
 
-@lru_cache(maxsize=1024)
-def aligned(stride: tuple[int, ...]) -> bool:
-    """A dense last axis, and rows that begin at 16-byte boundaries (8 elements) where the tensor does."""
-    return stride[-1] == 1 and all(step % 8 == 0 for step in stride[:-1])
-
-
-def walkable(tensor: torch.Tensor) -> bool:
-    """Whether the device's copy engine reaches it; another address ends the process's context, not the call."""
-    plain = type(tensor) is torch.Tensor  # others may have no address, only a place in their storage
-    start = tensor.data_ptr() if plain else tensor.storage_offset() * tensor.element_size()
-    return aligned(tensor.stride()) and not start & 15
-
-
-def reachable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a row-major copy where the copy engine would not reach it."""
-    return tensor if walkable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
-
-
 def placed(result: torch.Tensor, place: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
     """The caller's buffer where there is one; the operator wrote it, or could not."""
     if out is None:

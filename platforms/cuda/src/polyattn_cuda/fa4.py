@@ -27,6 +27,7 @@ from polyattn.vendor import (
     prefix,
     spans_into,
     varlen,
+    varlen_padding,
 )
 from polyattn_cuda import flash2
 from polyattn_cuda.fa4_package import PACKAGE, broken_install, functions
@@ -178,7 +179,7 @@ def key_padding(
         "causal": causal, "scale": scale, "window": window, "softcap": softcap, "need_lse": need_lse,
     }  # fmt: skip
     if not meta.prefix:
-        return varlen.key_padding(documents, ROWS, q, k, v, out, meta=meta, options=options, **call)
+        return varlen_padding.key_padding(documents, ROWS, q, k, v, out, meta=meta, options=options, **call)
     used = meta.seqused
     used_q = None if meta.queries == "all" else used
     result, lse = forward(q, k, v, out, seqused_q=used_q, seqused_k=used, **call)
@@ -242,7 +243,7 @@ packed_grad_steady = packed_spans_grad_steady = partial(document_loop, dense_gra
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: the architectures and the head dims of each, and a package that is not all there."""
     reasons = [BROKEN] if BROKEN else []
-    reasons += varlen.packs_in_place(request, machine)
+    reasons += varlen_padding.packs_in_place(request, machine)
     if machine.arch and not _serves(machine.arch):
         reasons.append(f"{machine.arch} is none of the architectures it is run on here, sm_90 and sm_10x")
     elif machine.arch.startswith("sm_10") and not _fits_blackwell(request.head_dim, request.v_head_dim):

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Machine, PagedMeta, Request, TensorFacts, derived, varlen
+from polyattn.vendor import Machine, PagedMeta, Request, TensorFacts, derived, varlen, varlen_padding
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
@@ -90,7 +90,7 @@ def normal_lse(lse: torch.Tensor) -> torch.Tensor:
 
 def objections(request: Request, machine: Machine) -> tuple[str, ...]:
     """Reasons against a request that every build has: the architecture, padding that packing would move, pages."""
-    return (*arch_below(machine, _LEAST_ARCH), *varlen.packs_in_place(request, machine), *_pages(request))
+    return (*arch_below(machine, _LEAST_ARCH), *varlen_padding.packs_in_place(request, machine), *_pages(request))
 
 
 def arch_below(machine: Machine, least: int) -> tuple[str, ...]:

@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, positive_scale, prefix, varlen
+from polyattn.vendor import (
+    Backend,
+    Features,
+    Machine,
+    Request,
+    Requires,
+    Slot,
+    positive_scale,
+    prefix,
+    varlen,
+    varlen_padding,
+)
 from polyattn_cuda import flash2
 from polyattn_cuda.flash2 import Result, Window
 from polyattn_cuda.layout import reachable
@@ -162,8 +173,8 @@ dense, dense_steady = partial(batched, False), partial(batched, True)
 prefix_kv, prefix_kv_steady = partial(prefix, dense), partial(prefix, dense_steady)
 packed = partial(varlen.packed, partial(flash2.documents, _fast), ROWS)
 packed_steady = partial(varlen.packed, partial(flash2.documents, _steady), ROWS)
-key_padding = partial(varlen.key_padding, _fast, ROWS)
-key_padding_steady = partial(varlen.key_padding, _steady, ROWS)
+key_padding = partial(varlen_padding.key_padding, _fast, ROWS)
+key_padding_steady = partial(varlen_padding.key_padding, _steady, ROWS)
 paged = partial(flash2.paged, pages)
 
 

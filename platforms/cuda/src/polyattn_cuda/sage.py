@@ -30,6 +30,7 @@ from polyattn.vendor import (
     empty_attention,
     generic_backends,
     installed_versions,
+    warn,
 )
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
@@ -105,6 +106,7 @@ def _sage_1(
     """
     missing, width = -k.shape[1] % (2 * _TILE if causal else _TILE), q.shape[-1]
     if not causal and width == _WIDEST and not _negligible(missing, k.shape[1]):
+        _tell_once()
         return _exactly()(
             q, k, v, None, meta=None, causal=False, scale=scale, window=None, softcap=0.0, need_lse=False, options=()
         )
@@ -122,6 +124,15 @@ def _sage_1(
     ones = pad(pad(v, (0, 1), value=1.0), (0, _WIDEST - width - 1, *rows[2:]))  # one column more; 0 where rows fill up
     result = call(pad(q, spare), pad(k, (*spare, *rows[2:])), ones)
     return result[..., :width] / result[..., width : width + 1], None
+
+
+@lru_cache(maxsize=1)
+def _tell_once() -> None:
+    warn(
+        f"cuda:sage runs a piece of a larger call unquantised: {PACKAGE} 1.x counts keys that its last tile of "
+        f"{_TILE} lacks, which head_dim {_WIDEST} leaves no room to undo. Lengths that are multiples of {_TILE}, "
+        "SageAttention 2, or another quant= avoid it"
+    )
 
 
 def _negligible(missing: int, keys: int) -> bool:

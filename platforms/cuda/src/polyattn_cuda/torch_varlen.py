@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, positive_scale, varlen
+from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, positive_scale, varlen, varlen_padding
 from polyattn_cuda import flash2
 from polyattn_cuda.flash2 import Result, Window
 from polyattn_cuda.layout import reachable
@@ -123,7 +123,7 @@ def _asked(causal: bool, scale: float, window: Window) -> dict[str, Any]:
 
 dense = partial(flash2.dense, documents)
 packed = partial(varlen.packed, partial(flash2.documents, documents), ROWS)
-key_padding = partial(varlen.key_padding, documents, ROWS)
+key_padding = partial(varlen_padding.key_padding, documents, ROWS)
 paged = partial(flash2.paged, pages)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import lru_cache
 from glob import glob
 from typing import Any
 
@@ -72,11 +74,16 @@ def machine(device: str) -> Machine:
 
 
 def capturing() -> bool:
-    """Whether the current stream is being captured into a graph."""
+    """Whether the current stream is being captured into a graph; asked at every call."""
+    return bool(_asking()())
+
+
+@lru_cache(maxsize=1)
+def _asking() -> Callable[[], Any]:
     import torch
 
-    ask = getattr(getattr(torch, DEVICE_TYPE), "is_current_stream_capturing", None)
-    return ask is not None and bool(ask())
+    ask: Callable[[], Any] = getattr(getattr(torch, DEVICE_TYPE), "is_current_stream_capturing", bool)
+    return ask
 
 
 class _CountError(Exception):
