@@ -62,13 +62,14 @@ def test_without_a_build_the_registrys_is_described():
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        (request("float16"), "float16 not in (bfloat16)"),
+        (request("float16"), "dtype float16 is not supported together with quant=None"),
         (request("float32"), "float32 not in"),
         (request(window=(8, 0)), "window is not supported"),
         (request(dim=260), "head_dim 260 not in"),
-        (request(grad=True, lse=True), "gradients (backward) is not supported"),
-        (request(grad=True, deterministic=True), "is not supported"),
-        (request(structure_kind="mask"), "structure 'mask' is not supported"),
+        (request(grad=True, lse=True), "gradients (backward) is not supported together with LSE"),
+        (request(grad=True, deterministic=True), "(backward) is not supported together with deterministic=True"),
+        (request(structure_kind="mask"), "only (dense, key_padding, packed, prefix_kv, spans)"),
+        (request(quant="int8"), "quant 'int8' not in (fp8)"),
         (request(structure_kind="key_padding", causal=True, structure_facts=StructureFacts(prefix=False)), "positions"),
     ],
 )

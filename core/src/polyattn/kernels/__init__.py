@@ -1,19 +1,24 @@
 """The room of portable Triton kernels: torch tensors in and out, one source for every vendor with Triton.
 
-    rows.py        packing kept rows, scattering them back, clearing what lies behind a row's end
-    quantise.py    FP8 with a scale per head, queries and keys rotated
-    flash.py       attention with LSE: padded batches, packed documents, spans
-    tails.py       documents that NaN or infinity behind them would spoil
-    pages.py, paged_attention.py    a paged cache: writing by slots, attention over a block table
+What is called, its Triton kernels, and what sizes their tiles:
 
-Those are called; the Triton kernels are in files of their own beside them (`*_kernel.py`, `*_kernels.py`).
+    flash.py             flash_kernel.py       tiles.py            attention with LSE: padded batches, documents, spans
+    paged_attention.py   paged_kernels.py      paged_tiles.py      attention over a block table
+                         paged_parts.py                            - its rows, what they see, tiles of keys and values
+                         combine_kernel.py                         - the splits of its keys put together
+    pages.py             page_kernels.py       row_tiles.py        rows written into a paged cache by slots
+    rows.py              row_kernels.py        row_tiles.py        rows packed, scattered back, cleared, blanked
+    quantise.py          quantise_kernels.py   quantise_tiles.py   FP8 with a scale a head, queries and keys rotated
+    tails.py             tails_kernel.py                           documents that NaN behind them would spoil
 
-Importing the package imports nothing; its files import Triton, so that only a platform's slots reach for them. How
-blocks are sized stands beside the kernels, never among them (`*_tiles.py`), and `launch.py` starts each kernel on its
-tensors' device.
+    launch.py         starts a kernel on the device of its tensors, without Triton's look at what has not changed
+    specialised.py    which launches run the same compiled code
+    row_places.py     the inverse of an index of kept rows, on torch alone
+
+Importing the package imports nothing; most of its files import Triton, so that only a platform's slots reach for them.
 
 Rules of the room. Offsets of rows are 64 bits wide. Lengths and counts are arguments that Triton does not specialise
 on, so that none of them compiles a kernel anew. What a mask hides is never read, or is zeroed before it is multiplied.
 No block pointers; tensor descriptors only where there is another way too. Kernels that are launched are named
-`*_kernel`; every one is compiled without a GPU for each architecture, and runs under Triton's interpreter in the tests.
+`*_kernel`; every one is compiled without a GPU for its architectures, and runs under Triton's interpreter in the tests.
 """

@@ -1,4 +1,4 @@
-"""The attention backends of NVIDIA CUDA, fastest first."""
+"""The attention backends of NVIDIA CUDA; `order.py` says which is asked first."""
 
 from __future__ import annotations
 

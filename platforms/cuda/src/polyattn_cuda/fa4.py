@@ -245,7 +245,7 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     reasons = [BROKEN] if BROKEN else []
     reasons += varlen_padding.packs_in_place(request, machine)
     if machine.arch and not _serves(machine.arch):
-        reasons.append(f"{machine.arch} is none of the architectures it is run on here, sm_90 and sm_10x")
+        reasons.append(f"{machine.arch} is none of the architectures this backend serves, sm_90 and sm_10x")
     elif machine.arch.startswith("sm_10") and not _fits_blackwell(request.head_dim, request.v_head_dim):
         sizes = f"{request.head_dim} and {request.v_head_dim}"
         reasons.append(f"head_dims {sizes} are out of {machine.arch}'s kernels: up to 128, 192 and 128, 256 and 256")

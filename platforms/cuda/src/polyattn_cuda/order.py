@@ -1,4 +1,7 @@
-"""Which backend is fastest for a request on a device of NVIDIA's; facts in, names out."""
+"""Which backend is asked first for a request on a device of NVIDIA's; facts in, names out.
+
+Hopper's order is measured where `benchmarks/results/` has it; the others' are expected.
+"""
 
 from __future__ import annotations
 
