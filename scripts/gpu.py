@@ -65,7 +65,9 @@ def _among(section: Section, names: Sequence[str]) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    run, listing, collecting = (commands.add_parser(name) for name in ("run", "list", "collect"))
+    run = commands.add_parser("run", help="run the sections that have not ended yet, each within its budget")
+    listing = commands.add_parser("list", help="name the sections, with their parts and each part's budget")
+    collecting = commands.add_parser("collect", help="merge what runs left in OUT into one record a question")
     for command in (run, listing):
         command.add_argument("--platform", choices=sorted(EXPECTED), default="cuda", help="cpu: a look at the code")
         command.add_argument("--only", type=_names, default=(), metavar="A,B")

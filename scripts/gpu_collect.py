@@ -14,6 +14,11 @@ from xml.etree import ElementTree
 _RESULTS = ("native", "generic", "refused", "failed")
 #: Files of the folder that are no record of a question.
 _OTHERS = ("state", "facts")
+#: Folders of pytest's reports, and the questions that they answer.
+_QUESTIONS = {
+    "pytest": "Do the tests that need this device pass?",
+    "kernels": "Do the tests of the portable kernels pass natively on this device?",
+}
 
 
 def collect(folder: Path, results: Path) -> list[Path]:
@@ -30,10 +35,11 @@ def collect(folder: Path, results: Path) -> list[Path]:
         question = "Do the backends pass the conformance kit on this device?"
         record = {"question": question, "machine": machine, "ok": all(b["ok"] for b in backends), "backends": backends}
         written.append(_write(results, "conformance", record))
-    reports = sorted((folder / "pytest").glob("*.xml"))
-    if reports:
-        record = {"question": "Do the tests that need this device pass?", "machine": machine}
-        written.append(_write(results, "pytest", record | pytest_outcome(reports)))
+    for name, question in _QUESTIONS.items():
+        reports = sorted((folder / name).glob("*.xml"))
+        if reports:
+            record = {"question": question, "machine": machine}
+            written.append(_write(results, name, record | pytest_outcome(reports)))
     return written
 
 
@@ -84,9 +90,10 @@ def pytest_outcome(reports: Iterable[Path]) -> dict[str, Any]:
     cases = [case for report in reports for case in ElementTree.parse(report).getroot().iter("testcase")]
     wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     skips = Counter((found.get("message") or "no reason") for c in cases if (found := c.find("skipped")) is not None)
+    passed = len(cases) - len(wrong) - sum(skips.values())
     return {
-        "ok": bool(cases) and not wrong,
-        "passed": len(cases) - len(wrong) - sum(skips.values()),
+        "ok": passed > 0 and not wrong,
+        "passed": passed,
         "failed": [f"{case.get('classname')}::{case.get('name')}" for case in wrong],
         "skipped_because": dict(skips.most_common()),
     }
@@ -100,6 +107,6 @@ def _write(results: Path, name: str, record: dict[str, Any]) -> Path:
 
 
 def _device(machine: dict[str, Any]) -> str:
-    """ "NVIDIA H200" is "h200"."""
+    """ "NVIDIA H200" is "h200", "NVIDIA A100-SXM4-80GB" is "a100-sxm4-80gb"."""
     words = re.findall(r"[a-z0-9]+", str(machine.get("device", "")).lower())
-    return words[-1] if words else "unknown"
+    return "-".join(word for word in words if word != "nvidia") or "unknown"

@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from scripts import gpu_conformance
-from scripts.gpu_collect import collect, conformance
+from scripts.gpu_collect import collect, conformance, pytest_outcome
 from scripts.gpu_running import Section, run_sections, summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,11 +112,38 @@ def test_the_sections_are_listed_and_chosen_by_name(platform):
     names = [line.split()[0] for line in gpu().stdout.splitlines()]
     benchmarks = {f"bench:{path.stem}" for path in (ROOT / "benchmarks" / "cuda").glob("[a-z]*.py")} - {"bench:facts"}
     assert {"facts", "pytest", "conformance:sdpa"} | benchmarks <= set(names)
+    assert ("kernels" in names) == (platform != "cpu"), "a processor could not run them natively"
     only = gpu("--only", "bench,facts", "--skip", "bench:dense").stdout.splitlines()
     assert {line.split()[0] for line in only} == {"facts", *benchmarks} - {"bench:dense"}
     wrong = gpu("--only", "nonsense")
     assert wrong.returncode == 2
     assert "no section nonsense" in wrong.stderr
+
+
+@pytest.fixture
+def sections_of(monkeypatch):
+    """Imported as the driver does: its files find each other in their own folder."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return import_module("gpu_sections").sections_of
+
+
+def test_the_kernels_tests_are_a_part_each_file(sections_of):
+    (kernels,) = (one for one in sections_of("cuda", shards=1, small=False, root=ROOT) if one.name == "kernels")
+    stems = {path.stem for path in (ROOT / "tests" / "kernels").glob("test_*.py")} - {"test_compiles_offline"}
+    files = {str(ROOT / "tests" / "kernels" / f"{stem}.py"): f"--junitxml={{out}}/kernels/{stem}.xml" for stem in stems}
+    assert {command[-2]: command[-1] for command in kernels.parts} == files
+    assert kernels.records == ("kernels/*.xml",)
+
+
+def test_a_benchmark_without_a_script_is_an_error(sections_of, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"benchmarks/cuda/dense\.py"):
+        sections_of("cuda", shards=1, small=False, root=tmp_path)
+
+
+def test_help_says_what_each_command_does():
+    told = subprocess.run([sys.executable, "scripts/gpu.py", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+    lines = {words[0]: words[1:] for line in told.splitlines() if line.startswith("    ") and (words := line.split())}
+    assert all(lines[command] for command in ("run", "list", "collect"))
 
 
 @pytest.fixture
@@ -182,6 +210,31 @@ def test_results_are_collected_under_the_devices_name(tmp_path):
         '<testsuites><testsuite><testcase classname="a" name="b"><failure/></testcase>'
         '<testcase classname="a" name="c"/></testsuite></testsuites>'
     )
-    assert {path.name for path in collect(out, results)} == {"dense_h200.json", "pytest_h200.json"}
+    (out / "kernels").mkdir()
+    (out / "kernels" / "test_two.xml").write_text('<testsuite><testcase classname="k" name="d"/></testsuite>')
+    names = {"dense_h200.json", "pytest_h200.json", "kernels_h200.json"}
+    assert {path.name for path in collect(out, results)} == names
     told = json.loads((results / "pytest_h200.json").read_text())
     assert (told["ok"], told["passed"], told["failed"], told["machine"]) == (False, 1, ["a::b"], machine)
+    told = json.loads((results / "kernels_h200.json").read_text())
+    assert (told["ok"], told["passed"], told["machine"]) == (True, 1, machine)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("AMD Instinct MI300X", "amd-instinct-mi300x"),
+    ],
+)
+def test_a_record_has_the_whole_name_of_the_device(tmp_path, device, name):
+    (tmp_path / "dense.json").write_text(json.dumps({"machine": {"device": device}}))
+    assert [path.name for path in collect(tmp_path, tmp_path / "results")] == [f"dense_{name}.json"]
+
+
+def test_tests_that_were_all_skipped_are_not_ok(tmp_path):
+    report = tmp_path / "report.xml"
+    report.write_text('<testsuite><testcase classname="a" name="b"><skipped message="no GPU"/></testcase></testsuite>')
+    told = pytest_outcome([report])
+    assert (told["ok"], told["passed"], told["skipped_because"]) == (False, 0, {"no GPU": 1})

@@ -40,8 +40,17 @@ def test_the_table_has_bars(polyattn):
     row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["sdpa"])
     assert row[3:5] == ["1.00", "cpu:sdpa"]
     assert set(row[5]) <= {"█", "#"}
-    assert "scaled down from 64 tokens, 2 heads, D 64" in text
+    assert "tiny: 64 tokens, 2 heads, D 64, float32" in text, "the same everywhere, so that nothing is scaled down"
     assert "blocked" not in text
+
+
+def test_a_processor_says_what_it_scaled_down(polyattn):
+    text = polyattn("bench", "--shapes", "flux", "--seconds", "0.05", "--backends", "sdpa").out
+    assert "flux: q [1, 576, 4, 64], scaled down from FLUX, 4608 tokens, 24 heads, D 128, float32" in text
+
+
+def test_help_names_every_shape(polyattn):
+    assert " ".join(polyattn("bench", "--help").out.split()).count(f"{', '.join(SHAPES)} (default: all)") == 1
 
 
 def test_a_backend_that_cannot_or_that_breaks_is_told_and_the_others_are_timed(polyattn, monkeypatch):
@@ -116,32 +125,53 @@ def entry(size: int, *order: str, structure: str = "dense", head_dim: int = 64, 
     return MeasuredOrder(structure, "bfloat16", head_dim, page_size, size, order)
 
 
-def test_the_measurement_nearest_in_size_then_head_dim_then_page_size_counts():
-    machine = Machine("toy", "toy", arch="toy1")
-    orders = Orders(
-        "toy",
-        "toy1",
-        (
-            entry(13, "small"), entry(30, "large"), entry(30, "large, D 128", head_dim=128),
-            entry(20, "pages of 16", structure="paged", page_size=16),
-            entry(20, "pages of 256", structure="paged", page_size=256),
-        ),
-    )  # fmt: skip
+TOY = Machine("toy", "toy", arch="toy1")
+MEASURED = Orders(
+    "toy",
+    "toy1",
+    (
+        entry(13, "small"), entry(16, "middle"), entry(30, "large"), entry(30, "large, D 128", head_dim=128),
+        entry(20, "pages of 16", structure="paged", page_size=16),
+        entry(20, "pages of 256", structure="paged", page_size=256),
+    ),
+)  # fmt: skip
 
-    def dense(rows: int, dim: int = 64) -> Request:
-        tensor = TensorFacts.contiguous((1, rows, 8, dim), "bfloat16")
-        return Request(tensor, tensor, tensor)
 
-    def paged(page: int) -> Request:
-        q = TensorFacts.contiguous((2, 16, 4, 64), "bfloat16")
-        pool = TensorFacts.contiguous((4096 // page, page, 4, 64), "bfloat16")
-        return Request(q, pool, pool, structure_kind="paged", structure_facts=StructureFacts(page_size=page))
+def dense(rows: int, dim: int = 64, **facts) -> Request:
+    """Of 8 heads: 64 rows are of size 15, and twice the rows are 2 more."""
+    tensor = TensorFacts.contiguous((1, rows, 8, dim), "bfloat16")
+    return Request(tensor, tensor, tensor, **facts)
 
-    assert orders.names(dense(64), machine) == ("small",)
-    assert orders.names(dense(8192), machine) == ("large",)
-    assert orders.names(dense(8192, 128), machine) == ("large, D 128",)
-    assert orders.names(paged(128), machine) == ("pages of 16",)
-    assert orders.names(paged(512), machine) == ("pages of 256",)
+
+def over_pages(page: int) -> Request:
+    q = TensorFacts.contiguous((2, 16, 4, 64), "bfloat16")
+    pool = TensorFacts.contiguous((4096 // page, page, 4, 64), "bfloat16")
+    return Request(q, pool, pool, structure_kind="paged", structure_facts=StructureFacts(page_size=page))
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (dense(8), ()),
+        (dense(16), ("small",)),
+        (dense(64), ("middle",)),
+        (dense(128), ("middle",)),
+        (dense(256), ()),
+        (dense(4096), ()),
+        (dense(8192), ("large",)),
+        (dense(16384), ("large",)),
+        (dense(32768), ()),
+        (dense(8192, 128), ("large, D 128",)),
+        (dense(8192, 96), ()),
+        (dense(8192, grad=True), ()),
+        (dense(8192, structure_kind="key_padding"), ()),
+        (over_pages(16), ("pages of 16",)),
+        (over_pages(256), ("pages of 256",)),
+        (over_pages(128), ()),
+    ],
+)
+def test_an_order_counts_only_for_what_was_measured_near_its_size(request_, names):
+    assert MEASURED.names(request_, TOY) == names
 
 
 @pytest.mark.parametrize(

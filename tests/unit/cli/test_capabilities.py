@@ -1,5 +1,7 @@
 """The capability matrix: derived from slots, as data, as Markdown."""
 
+from dataclasses import replace
+
 import pytest
 
 from polyattn.cli.capabilities import markdown, matrix, sections
@@ -42,6 +44,12 @@ def test_a_backend_can_do_what_any_of_its_slots_can():
 )  # fmt: skip
 def test_limits_are_the_union_over_slots(features, limits):
     assert tuple(facts(*features)["limits"].values()) == limits
+
+
+def test_dtypes_are_those_of_slots_that_do_not_always_quantise_where_there_are_any():
+    quantised = replace(DENSE, quant=frozenset({"fp8"}), exact=False)
+    assert facts(PACKED, quantised)["limits"]["dtypes"] == "bfloat16"
+    assert facts(quantised)["limits"]["dtypes"] == "float16"
 
 
 def test_markdown_has_every_capability_and_every_backend():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -23,7 +24,7 @@ from polyattn.vendor import (
     capabilities_of,
     resolve,
 )
-from tests.unit.fakes import ABSENT, DENSE_ONLY, EVERYTHING, MACHINE, VARLEN_ONLY, packed_request, request
+from tests.unit.fakes import ABSENT, DENSE_ONLY, EVERYTHING, HALF, MACHINE, VARLEN_ONLY, packed_request, request
 
 
 def decide(asked: Request, backend: Backend, machine: Machine = MACHINE) -> Accepted | Rejected:
@@ -105,6 +106,85 @@ def test_the_first_slot_that_covers_the_request_is_taken() -> None:
     backend = Backend("two", (plain, rich))
     assert decide(request(), backend).slot is plain  # type: ignore[union-attr]
     assert decide(request(lse=True), backend).slot is rich  # type: ignore[union-attr]
+
+
+def slots(*features: Features) -> Backend:
+    return Backend("several", tuple(Slot("x:y", one) for one in features))
+
+
+BF16 = Features(dtypes=frozenset({"bfloat16"}))
+
+
+def test_what_no_slot_has_is_listed_over_all_slots() -> None:
+    fp8 = replace(BF16, dtypes=frozenset({"bfloat16", "float16"}), quant=frozenset({"fp8"}), exact=False)
+    backend = slots(
+        BF16,
+        replace(fp8, kinds=frozenset({"packed"}), max_documents=1, head_dims=range(8, 257, 8)),
+        replace(BF16, kinds=frozenset({"packed"}), max_documents=4),
+        replace(BF16, kinds=frozenset({"paged"}), page_sizes=frozenset({16})),
+        replace(BF16, kinds=frozenset({"paged"}), page_sizes=frozenset({64})),
+    )
+    assert "structure 'mask' is not supported, only (dense, packed, paged)" in reasons(
+        request(structure_kind="mask"), backend
+    )
+    assert reasons(request(quant="int8"), backend) == "quant 'int8' not in (fp8)"
+    assert reasons(request(dtype="float32"), backend) == "dtype float32 not in (bfloat16, float16)"
+    assert reasons(packed_request(5), backend) == "5 documents asked, at most 4 supported"
+    paged = request(structure_kind="paged", structure_facts=StructureFacts(page_size=32))
+    assert reasons(paged, backend) == "page_size 32 not in (16, 64)", "slots of other kinds have no say in it"
+
+
+def test_head_dims_of_several_slots_are_listed_as_one_range() -> None:
+    backend = slots(replace(BF16, head_dims=range(8, 129, 8)), replace(BF16, head_dims=range(8, 257, 8)))
+    assert reasons(request(dim=260), backend) == "head_dim 260 not in (8 to 256 in steps of 8)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (request(grad=True, lse=True), "gradients (backward) is not supported together with LSE"),
+        (
+            request(grad=True, lse=True, causal=True),
+            "causal is not supported; gradients (backward) is not supported together with LSE",
+        ),
+        (request(dtype="float16"), "dtype float16 is not supported together with quant=None"),
+        (
+            request(structure_kind="key_padding", grad=True),
+            "gradients (backward) is not supported together with structure 'key_padding'",
+        ),
+        (request(quant="fp8", dim=160), "quant 'fp8' is not supported together with head_dim 160"),
+        (packed_request(3), "3 documents asked, at most 1 supported ([real, pad] only)"),
+    ],
+)
+def test_what_slots_have_only_apart_is_told_as_that(asked: Request, told: str) -> None:
+    backend = slots(
+        replace(BF16, kinds=frozenset({"dense", "key_padding"}), lse=True),
+        replace(BF16, backward=True),
+        replace(BF16, dtypes=HALF, quant=frozenset({"fp8"}), exact=False, head_dims=frozenset({64})),
+        replace(BF16, kinds=frozenset({"packed"}), max_documents=1),
+    )
+    assert reasons(asked, backend) == told
+
+
+def test_needs_that_no_single_other_slot_is_short_of_are_told_together() -> None:
+    backend = slots(
+        replace(BF16, lse=True, softcap=True), replace(BF16, lse=True, window=True),
+        replace(BF16, softcap=True, window=True),
+    )  # fmt: skip
+    told = "window is not supported together with softcap and LSE"
+    assert reasons(request(lse=True, softcap=5.0, window=(4, 4)), backend) == told
+
+
+def test_no_refusal_is_false_of_any_slot() -> None:
+    names = {"window": "window", "softcap": "softcap", "LSE": "lse"}
+    every = [dict(zip(names.values(), has, strict=True)) for has in product((False, True), repeat=3)]
+    asked = request(lse=True, softcap=5.0, window=(4, 4))
+    for has in product(every[:-1], repeat=3):
+        backend = slots(*(replace(BF16, **one) for one in has))
+        for reason in reasons(asked, backend).split("; "):
+            lacked, _, beside = reason.partition(" is not supported")
+            together = [lacked, *filter(None, beside.removeprefix(" together with ").split(" and "))]
+            assert not any(all(one[names[name]] for name in together) for one in has), (reason, has)
 
 
 def test_a_missing_package_is_told_apart_and_carries_the_hint() -> None:

@@ -41,6 +41,19 @@ def test_the_measured_order_decides_where_it_was_measured(written):
     assert pa.explain(double, double, double).chosen.name == "cpu:sdpa"
 
 
+def test_where_gradients_are_needed_nothing_was_measured(written):
+    written(["blocked", "sdpa"])
+    trained = Q.clone().requires_grad_()
+    assert pa.explain(trained, Q, Q).chosen.name == "cpu:sdpa"
+
+
+def test_an_order_of_other_sizes_or_head_dims_says_nothing(written):
+    written(["blocked"])
+    longer, wider = torch.zeros(1, 64, 2, 8), torch.zeros(1, 4, 2, 16)
+    assert pa.explain(longer, longer, longer).chosen.name == "cpu:sdpa"
+    assert pa.explain(wider, wider, wider).chosen.name == "cpu:sdpa"
+
+
 def test_an_order_of_another_device_says_nothing(written):
     written(["blocked"], arch="another")
     assert pa.explain(Q, Q, Q).chosen.name == "cpu:sdpa"

@@ -4,7 +4,8 @@
      "orders": [{"structure": "dense", "dtype": "bfloat16", "head_dim": 128, "page_size": null, "size": 29,
                  "order": ["fa3", "cudnn"], "milliseconds": {"fa3": 0.402, "cudnn": 0.445}}]}
 
-`size` is the rounded log2 of the number of scores, query heads x query rows x key rows. Standard library only.
+`size` is the rounded log2 of the number of scores, query heads x query rows x key rows. Forward passes are what was
+measured. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from polyattn.door.platform import Machine
 from polyattn.door.request import Request
 
 FORMAT = "polyattn-order-1"
+#: How far, in log2 of the scores, a measurement speaks for other sizes: four times fewer or more.
+REACH = 2
 
 
 @dataclass(frozen=True)
 class MeasuredOrder:
-    """Backends, fastest first, for requests of one structure and dtype around one size."""
+    """Backends, fastest first, for requests of one structure, dtype, head_dim and page size around one size."""
 
     structure: str
     dtype: str
@@ -33,6 +36,11 @@ class MeasuredOrder:
     size: int
     order: tuple[str, ...]
     milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def covers(self) -> tuple[str, str, int, int | None]:
+        """What a request must share with it, beside the size: structure, dtype, head_dim and page size."""
+        return self.structure, self.dtype, self.head_dim, self.page_size
 
 
 @dataclass(frozen=True)
@@ -47,23 +55,17 @@ class Orders:
     date: str = ""
 
     def names(self, request: Request, machine: Machine) -> tuple[str, ...]:
-        """Backend names, fastest first, from the measurement nearest in size, then in head_dim, then in page size.
+        """Backend names, fastest first, from the measurement nearest in size, at most `REACH` away.
 
-        Nothing for another platform or architecture, or where this structure and dtype were not measured: names left
-        out keep the platform's own order.
+        Nothing for another platform or architecture, where gradients are needed, or where this structure, dtype,
+        head_dim and page size were not measured around this size: the platform's own order decides then.
         """
-        if (machine.platform, machine.arch) != (self.platform, self.arch):
+        if (machine.platform, machine.arch) != (self.platform, self.arch) or request.grad:
             return ()
-        asked = request.structure_kind, request.dtype
-        measured = [entry for entry in self.orders if (entry.structure, entry.dtype) == asked]
-        if not measured:
-            return ()
-        size, dim, page = size_of(request), request.head_dim, request.structure_facts.page_size or 0
-
-        def distance(entry: MeasuredOrder) -> tuple[int, ...]:
-            return abs(entry.size - size), abs(entry.head_dim - dim), abs((entry.page_size or 0) - page)
-
-        return min(measured, key=distance).order
+        size, page = size_of(request), request.structure_facts.page_size
+        asked = request.structure_kind, request.dtype, request.head_dim, page
+        near = [entry for entry in self.orders if entry.covers == asked and abs(entry.size - size) <= REACH]
+        return min(near, key=lambda entry: abs(entry.size - size)).order if near else ()
 
 
 def size_of(request: Request) -> int:

@@ -61,7 +61,10 @@ def facts_of(trials: Mapping[str, Trial], machine: Machine) -> dict[str, Any]:
     return {
         "machine": machine.as_dict(),
         "date": time.strftime("%Y-%m-%d"),
-        "shapes": {name: _shape_facts(name, trial, small=_is_small(machine)) for name, trial in trials.items()},
+        "shapes": {
+            name: _shape_facts(name, trial, small=_is_small(machine) and _scales(name))
+            for name, trial in trials.items()
+        },
     }
 
 
@@ -188,6 +191,12 @@ def _draw(path: Path, charts: Mapping[str, Mapping[str, float]], facts: Mapping[
 
 def _is_small(machine: Machine) -> bool:
     return machine.device_type == "cpu"
+
+
+def _scales(name: str) -> bool:
+    """Whether the shape has less work when it is small."""
+    full, small = (workload_of(name, torch.device("meta"), torch.float32, small=small) for small in (False, True))
+    return full.flops != small.flops
 
 
 def _short(reason: str) -> str:

@@ -80,8 +80,10 @@ def _capabilities(backend: Backend) -> list[str]:
 
 def _limits(backend: Backend) -> dict[str, str]:
     slots = backend.slots
+    # a slot that always quantises takes more dtypes than the backend computes in; one that has no other states its own
+    exact = [slot for slot in slots if slot.features.exact] or slots
     return {
-        "dtypes": ", ".join(sorted({name for slot in slots for name in slot.features.dtypes})) or "none",
+        "dtypes": ", ".join(sorted({name for slot in exact for name in slot.features.dtypes})) or "none",
         "head_dims": _union([slot.features.head_dims for slot in slots]),
         "page_sizes": _union([slot.features.page_sizes for slot in _taking("paged", slots)]),
         "documents": _most([slot.features.max_documents for slot in _taking("packed", slots)]),

@@ -10,6 +10,11 @@ from polyattn import __version__
 from polyattn.quant import METHODS
 
 STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged")
+#: Names of polyattn.bench.shapes.SHAPES, which needs torch.
+SHAPES = (
+    "flux", "wan480", "wan720", "padded", "padded64", "documents", "spans", "paged16", "paged64", "paged128",
+    "paged256", "tiny",
+)  # fmt: skip
 
 _EXIT_CODES = """\
 exit codes:
@@ -143,7 +148,7 @@ def _add_verify(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     bench = _add(commands, "bench", "time backends on named shapes of real models", _BENCH, _bench)
-    bench.add_argument("--shapes", type=_names, default=(), metavar="A,B", help="flux, wan480, ... (default: all)")
+    bench.add_argument("--shapes", type=_names, default=(), metavar="A,B", help=f"{', '.join(SHAPES)} (default: all)")
     bench.add_argument(
         "--backends",
         type=_names,

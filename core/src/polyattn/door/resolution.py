@@ -155,9 +155,11 @@ def _needs(request: Request) -> Iterator[_Need]:
         ("graph capture", request.capturing, "capture"),
         ("running in compiled graphs", request.compiling, "compile"),
     )
-    for name, asked, switch in switches:
-        if asked:
-            yield _Need(name, attrgetter(switch), lambda _, name=name: f"{name} is not supported")  # type: ignore[misc]
+    yield from (_switched(name, switch) for name, asked, switch in switches if asked)
+
+
+def _switched(name: str, switch: str) -> _Need:
+    return _Need(name, attrgetter(switch), lambda slots: f"{name} is not supported")
 
 
 def _kind(kind: str) -> _Need:
