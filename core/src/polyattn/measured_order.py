@@ -20,7 +20,7 @@ def measured_names(request: Request, machine: Machine) -> tuple[str, ...]:
     if path not in _read:
         try:
             _read[path] = read_order(Path(path))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{ORDER}={path!r}: {error}; `polyattn bench --write-order FILE` writes one") from error
     return _read[path].names(request, machine)
 

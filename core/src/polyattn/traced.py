@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from polyattn import structures
-from polyattn.arguments import check_combination, checked, checked_scale
+from polyattn.arguments import check_combination, check_flag, checked, checked_scale
 from polyattn.errors import UnsupportedRequest
 from polyattn.operators import define_once
 from polyattn.quant import Quant, as_quant, skipped
@@ -69,6 +69,7 @@ def attend_traced(
     if options:
         raise UnsupportedRequest("options= are not supported inside a compiled graph; make this call outside of it")
     arguments = checked(causal, window, softcap, deterministic, ())
+    check_flag("return_lse", return_lse)
     check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, None)
     dtype = autocast_dtype(q, k, v)
     if dtype is not None:
@@ -97,8 +98,8 @@ def attend_traced(
     method, rotate = (None, True) if asked is None else (asked.method, asked.rotate)
     facts = _BREAK.join(
         (
-            kind, detail, _flag(causal), _flag(return_lse), backend or "",
-            inside or "", around or "", configured or "", method or "", _flag(rotate), _flag(deterministic),
+            kind, detail, _flag(causal), _flag(return_lse), _stated(backend), _stated(inside), _stated(around),
+            _stated(configured), method or "", _flag(rotate), _flag(deterministic),
         )
     )  # fmt: skip
     operator = torch.ops.polyattn.attention if _wants_grad(q, k, v, *anchors) else torch.ops.polyattn.inference
@@ -124,11 +125,20 @@ class _Facts(NamedTuple):
     deterministic: bool
 
 
-_BREAK = "\x1e"  # in no name of a backend
+_BREAK = "\x1e"  # a blank to str.strip, and in no name
 
 
 def _flag(value: bool) -> str:
     return "1" if value else ""
+
+
+def _stated(choice: str | None) -> str:
+    """A choice as part of the text; an empty one, which permits everything, is not the same as none."""
+    return "" if choice is None else f"={choice.replace(_BREAK, ' ')}"
+
+
+def _choice(text: str) -> str | None:
+    return text[1:] if text else None
 
 
 @lru_cache(maxsize=1024)
@@ -136,8 +146,8 @@ def _facts(text: str) -> _Facts:
     # a scope around the graph is read when the graph runs; that it is in the text makes Dynamo guard it
     kind, detail, causal, lse, argument, inside, _, configured, method, rotate, deterministic = text.split(_BREAK)
     return _Facts(
-        kind, detail, bool(causal), bool(lse), argument or None,
-        inside or None, configured or None, Quant(method, bool(rotate)) if method else None, bool(deterministic),
+        kind, detail, bool(causal), bool(lse), _choice(argument), _choice(inside), _choice(configured),
+        Quant(method, bool(rotate)) if method else None, bool(deterministic),
     )  # fmt: skip
 
 

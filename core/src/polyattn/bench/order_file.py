@@ -113,13 +113,19 @@ def read_order(path: Path) -> Orders:
         return Orders(
             platform=_text(data, "platform"),
             arch=_text(data, "arch"),
-            orders=tuple(_entry(entry) for entry in data["orders"]),
+            orders=_entries(data["orders"]),
             device=str(data.get("device", "")),
             versions=data.get("versions", {}),
             date=str(data.get("date", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _entries(data: Any) -> tuple[MeasuredOrder, ...]:
+    if not isinstance(data, list):
+        raise TypeError(f"orders: a list is needed, got {type(data).__name__}")
+    return tuple(map(_entry, data))
 
 
 def _entry(data: Mapping[str, Any]) -> MeasuredOrder:

@@ -146,7 +146,7 @@ class Packed(Structure):
         """From cumulative boundaries [documents + 1], int32 or int64, starting at 0.
 
         Boundaries on a device are trusted and need `max_q` (and `max_k` with `cu_k`), at least the longest document;
-        `check=True` reads them once. int32 ones are referenced, and kernels read what they then hold.
+        `check=True` reads them once. Contiguous int32 ones are referenced, and kernels read what they then hold.
         """
         longest = {name: None if n is None else integer(name, n) for name, n in (("max_q", max_q), ("max_k", max_k))}
         device = [data for data in (cu_q, cu_k) if not on_host(data)]
@@ -307,4 +307,4 @@ def _device_boundaries(name: str, data: torch.Tensor) -> torch.Tensor:
     given = integer_tensor(name, data, 1, "[documents + 1]")
     if given.shape[0] == 0:
         raise ValueError(f"{name}: at least the leading 0 is needed, got an empty tensor")
-    return normal(given.to(torch.int32))
+    return normal(given.to(torch.int32).contiguous())  # kernels read neighbours

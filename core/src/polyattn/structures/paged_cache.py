@@ -90,6 +90,8 @@ class PagedKVCache:
                     f"{name}: rows [T, {pool.shape[1]}, {pool.shape[2]}] {pool.dtype} on {pool.device} are needed, "
                     f"got {list(given.shape)} {given.dtype} on {given.device}"
                 )
+            if type(given) is torch.Tensor and _same_memory(given, pool):
+                raise ValueError(f"{name}: rows of the pool itself are overwritten while they are read; give a copy")
         where = _checked_slots(slots, rows, self.page_size)
         if not k.shape[0] == v.shape[0] == where.shape[0]:
             raise ValueError(
@@ -111,6 +113,10 @@ class PagedKVCache:
         return (
             f"PagedKVCache({self.num_pages} pages of {self.page_size}, k {list(self.k.shape)}, v {list(self.v.shape)})"
         )
+
+
+def _same_memory(rows: torch.Tensor, pool: torch.Tensor) -> bool:
+    return not torch.compiler.is_compiling() and rows.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
 
 
 def _writer_of(device_type: str) -> Callable[..., None] | None:
