@@ -234,6 +234,44 @@ def test_one_side_of_a_window_may_be_unbounded(package, window, grad):
     close(lse, want_lse)
 
 
+@pytest.mark.parametrize("window", [(None, 1), (1, None), (4, 4)])
+def test_a_window_as_wide_as_the_keys_still_ends_before_them(package, window):
+    q, k = drawn(24, 1, 64), drawn(7, 1, 64)
+    structure = Packed.from_lengths([20, 4], [3, 4])
+    meta = structure.bind(CPU, tuple(q.shape), tuple(k.shape))
+    out, _ = fa4.packed(q, k, k, None, meta=meta, **CALL | {"window": window})
+    close(out, reference_attention(q, k, k, structure=structure, window=window, scale=0.125))
+
+
+def test_sides_beyond_32_bits_are_brought_within_them(package, monkeypatch):
+    given: list[Any] = []
+    real = fa4.functions()
+    monkeypatch.setattr(
+        fa4, "functions",
+        lambda: real._replace(
+            forward=lambda **call: (given.append((call["window_size_left"], call["window_size_right"])),
+                                    real.forward(**call))[1],
+            dense=lambda **call: (given.append(call["window_size"]), real.dense(**call))[1],
+        ),
+    )  # fmt: skip
+    q = drawn(1, 5, 2, 64)
+    for slot in (fa4.dense, fa4.dense_grad):
+        out, _ = slot(q, q, q, None, meta=None, **CALL | {"window": (2**40, 2**31)})
+        close(out, reference_attention(q, q, q, scale=0.125))
+    assert given == [(2**30, 2**30)] * 2
+
+
+@pytest.mark.parametrize("window", [None, (1, None)])
+def test_no_document_at_all_on_the_device(package, window):
+    cu = torch.zeros(1, dtype=torch.int32)
+    q = drawn(3, 2, 64)
+    for structure in (Packed._build(cu, cu.clone(), max_q=0, max_k=0), Packed.from_lengths([], capacity=(0, 3))):
+        meta = structure.bind(CPU, tuple(q.shape), tuple(q.shape))
+        out, lse = fa4.packed(q, q, q, None, meta=meta, **CALL | {"window": window})
+        assert out.eq(0).all()
+        assert lse.isneginf().all()
+
+
 @pytest.mark.parametrize("scale", [-0.1, 0.0])
 def test_a_scale_that_is_not_positive(package, scale):
     q, k = drawn(1, 5, 2, 64), drawn(1, 5, 2, 64)

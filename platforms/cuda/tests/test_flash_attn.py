@@ -14,7 +14,7 @@ import torch
 
 from polyattn import Packed, Paged, PagedKVCache, reference_attention
 from polyattn.vendor import Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve, unmet
-from polyattn_cuda import flash_attn
+from polyattn_cuda import flash2, flash_attn
 
 pytestmark = pytest.mark.emulated
 
@@ -135,7 +135,13 @@ def test_pages_that_are_refused(facts, text):
 
 @pytest.mark.parametrize(
     ("causal", "window", "sides"),
-    [(False, None, (-1, -1)), (True, None, (-1, 0)), (True, (4, 0), (4, 0)), (False, (3, None), (3, -1))],
+    [
+        (False, None, (-1, -1)),
+        (True, None, (-1, 0)),
+        (True, (4, 0), (4, 0)),
+        (False, (3, None), (3, -1)),
+        (False, (2**40, 2**31), (2**30, 2**30)),
+    ],
 )
 def test_a_window_in_the_packages_words(causal, window, sides):
     asked = flash_attn._asked(False, causal, 0.5, window, 1.5, True)
@@ -207,6 +213,63 @@ def test_keys_before_every_window_may_hold_nan(package):
     out, lse = flash_attn.dense(q, k, k, None, meta=None, options=(), **CALL | {"window": (2, None)})
     assert out.isfinite().all()
     assert lse.isfinite().all()
+
+
+#: Windows as wide as there are keys, over more queries: the rows before the first key keep the window they have.
+WIDE = [((None, 1), [5], [1]), ((1, None), [5], [1]), ((4, 4), [300, 4], [3, 4]), ((2, None), [9, 2], [3, 1])]
+
+
+@pytest.mark.parametrize(("window", "lengths_q", "lengths_k"), WIDE)
+def test_a_window_as_wide_as_the_keys_still_ends_before_them(package, window, lengths_q, lengths_k):
+    q, k, v = drawn(sum(lengths_q), 1, 64), drawn(sum(lengths_k), 1, 64), drawn(sum(lengths_k) + 1, 1, 64)[1:]
+    out, lse = documents(lengths_q, lengths_k, q, k, v, window=window)
+    structure = Packed.from_lengths(lengths_q, lengths_k)
+    want, want_lse = reference_attention(
+        q, k, v, structure=structure, window=window, scale=0.125, return_lse=True
+    )  # fmt: skip
+    close(out, want)
+    close(lse, want_lse)
+
+
+@pytest.mark.parametrize("window", [(None, 1), (1, None), (0, 2)])
+@pytest.mark.parametrize("slot", [flash_attn.dense, flash_attn.dense_steady])
+def test_dense_windows_over_fewer_keys_than_queries(package, window, slot):
+    q, k, v = drawn(2, 5, 4, 64), drawn(2, 1, 2, 64), drawn(2, 1, 2, 64) + 1
+    out = torch.empty(2, 5, 4, 64, dtype=q.dtype)
+    got, lse = slot(q, k, v, out, meta=None, options=(), **CALL | {"window": window})
+    want, want_lse = reference_attention(q, k, v, window=window, scale=0.125, return_lse=True)
+    assert got is out
+    close(out, want)
+    close(lse, want_lse)
+
+
+@pytest.mark.parametrize(
+    ("window", "max_q", "max_k", "stated"),
+    [(None, 9, 4, 4), ((None, 4), 9, 4, 9), ((2, None), 9, 4, 9), ((4, 4), 2, 4, 4), ((1, 1), 9, 0, 0)],
+)
+def test_the_most_keys_stated_are_no_less_than_the_queries_that_a_window_is_over(window, max_q, max_k, stated):
+    assert flash2.most_keys(window, max_q, max_k) == stated
+
+
+@pytest.mark.parametrize("boundaries", ["fixed", "capacity"])
+@pytest.mark.parametrize("window", [None, (1, None)])
+def test_no_document_at_all_on_the_device(package, boundaries, window):
+    q = drawn(3, 2, 64).requires_grad_(boundaries == "fixed")
+    structure = nothing_on_the_device() if boundaries == "fixed" else Packed.from_lengths([], capacity=(0, 3))
+    meta = structure.bind(torch.device("cpu"), tuple(q.shape), tuple(q.shape))
+    out, lse = flash_attn.packed(q, q, q, None, meta=meta, options=(), **CALL | {"window": window})
+    assert out.eq(0).all()
+    assert lse.isneginf().all()
+    with torch.no_grad():
+        place = torch.full_like(q, 7.0)
+        assert flash_attn.packed(q, q, q, place, meta=meta, options=(), **CALL)[0] is place
+    assert place.eq(0).all()
+
+
+def nothing_on_the_device() -> Packed:
+    """Boundaries of no document, which the host does not know: two tensors."""
+    cu = torch.zeros(1, dtype=torch.int32)
+    return Packed._build(cu, cu.clone(), max_q=0, max_k=0)
 
 
 @pytest.mark.parametrize("layout", ["batched", "packed"])

@@ -277,6 +277,26 @@ class TestSlots:
         close(out[3:], want[3:])
         close(out[:3, :2], want[:3, :2])
 
+    @pytest.mark.parametrize("strange", [float("nan"), float("inf")])
+    def test_gradients_of_a_document_feel_nothing_of_strange_queries_in_another(self, strange: float) -> None:
+        structure = Packed.from_lengths([3, 4, 1], [3, 4, 0])
+        q, k = drawn(9, 4, 32), drawn(7, 2, 32)
+        q[1, 3] = strange
+        q[7] = strange  # a document without keys
+        found, right = ([tensor.clone().requires_grad_() for tensor in (q, k)] for _ in range(2))
+        out, lse = attend(flex.packed, *found, structure)
+        assert out[1, 3].isnan().all()
+        assert lse[3, 1].isnan()
+        assert out[7:].eq(0).all()
+        assert lse[:, 7:].isneginf().all()
+        clean = Packed.from_lengths([4], [4])
+        want = reference_attention(right[0][3:7], right[1][3:], right[1][3:], structure=clean, scale=0.125)
+        close(out[3:7], want)
+        down = drawn(9, 4, 32)
+        got = torch.autograd.grad(out, found, down)
+        for mine, theirs in zip(got, torch.autograd.grad(want, right, down[3:7].to(want.dtype)), strict=True):
+            close(mine[3:7], theirs[3:7])
+
     def test_a_block_mask_is_not_made_inside_a_capture(self, monkeypatch: pytest.MonkeyPatch) -> None:
         q, warm, cold = drawn(1, 6, 2, 32), Mask(torch.ones(6).bool()), Mask(torch.ones(6).bool())
         attend(flex.mask, q, q, warm)

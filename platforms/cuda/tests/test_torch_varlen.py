@@ -6,9 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from polyattn import Packed, Paged, PagedKVCache, reference_attention
-from polyattn.vendor import Accepted, Features, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve, unmet
+from polyattn.vendor import (
+    Accepted,
+    Features,
+    Machine,
+    Rejected,
+    Request,
+    StructureFacts,
+    TensorFacts,
+    resolve,
+    unmet,
+    varlen,
+)
 from polyattn_cuda import torch_varlen
 from tests.emulators.cuda import aten_flash
 
@@ -147,6 +159,53 @@ def test_keys_before_every_window_may_hold_nan():
     keys = torch.cat((k[0], more))
     out, _ = kernel(torch.cat((q[0], more)), keys, keys, None, **cu, **CALL | {"window": (2, None)})
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [(None, 1), (1, None), (4, 4)])
+def test_a_window_as_wide_as_the_keys_still_ends_before_them(window):
+    q, k, v = drawn(304, 1, 64), drawn(7, 1, 64), drawn(8, 1, 64)[1:]
+    out, lse = documents([300, 4], [3, 4], q, k, v, window=window)
+    expected, expected_lse = reference_attention(
+        q, k, v, structure=Packed.from_lengths([300, 4], [3, 4]), window=window, scale=0.125, return_lse=True
+    )
+    torch.testing.assert_close(out.double(), expected.double(), atol=2e-2, rtol=0)
+    torch.testing.assert_close(lse.double(), expected_lse.double(), atol=2e-2, rtol=0)
+    few, one = drawn(1, 5, 1, 64), drawn(1, 1, 1, 64)
+    out, _ = torch_varlen.dense(few, one, one, None, meta=None, options=(), **CALL | {"window": window})
+    expected = reference_attention(few, one, one, window=window, scale=0.125)
+    torch.testing.assert_close(out.double(), expected.double(), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, (1, None)])
+def test_no_document_at_all_on_the_device(window):
+    cu = torch.zeros(1, dtype=torch.int32)
+    q = drawn(3, 2, 64)
+    for structure in (
+        Packed._build(cu, cu.clone(), max_q=0, max_k=0),
+        Packed.from_lengths([], capacity=(0, 3)),
+    ):
+        meta = structure.bind(torch.device("cpu"), tuple(q.shape), tuple(q.shape))
+        out, lse = torch_varlen.packed(q, q, q, None, meta=meta, options=(), **CALL | {"window": window})
+        assert out.eq(0).all()
+        assert lse.isneginf().all()
+
+
+def test_a_fake_call_takes_nothing_from_a_real_one_of_its_shape_nor_leaves_it_anything():
+    def call() -> torch.Tensor:
+        q = torch.zeros(3, 21, 2, 64, dtype=torch.bfloat16)
+        return torch_varlen.dense(q, q, q, None, meta=None, options=(), **CALL)[0]
+
+    for _ in range(2):
+        assert type(call()) is torch.Tensor
+        with FakeTensorMode():
+            out = call()
+        assert isinstance(out, FakeTensor)
+        assert tuple(out.shape) == (3, 21, 2, 64)
+        varlen._even.clear()
+        with FakeTensorMode():
+            call()
+        assert not varlen._even
+    assert varlen.even_boundaries(3, 21, torch.device("cpu")) is varlen.even_boundaries(3, 21, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("layout", ["batched", "packed"])

@@ -31,7 +31,10 @@ class Scores:
         left = -1 if self.left >= max_k else self.left
         right = -1 if self.right >= max_k else self.right
         causal = self.causal and max_q != 1
-        return Scores(self.scale, causal, left, 0 if causal else right, self.softcap)
+        right = 0 if causal else right
+        if left >= 0 > right:
+            right = max_k
+        return Scores(self.scale, causal, left, right, self.softcap)
 
     @property
     def broken(self) -> bool:

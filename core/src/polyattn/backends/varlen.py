@@ -60,6 +60,9 @@ def packed(
     **call: Any,
 ) -> Result:
     """A slot for "packed" without spans. Rows past the last boundary become 0."""
+    if meta.cu_q.shape[0] == 1:  # no document at all, which no kernel takes
+        result, lse = empty_attention(q, k, v, call["need_lse"])
+        return written(out, result), lse
     lengths: dict[str, Any] = {"cu_q": meta.cu_q, "cu_k": meta.cu_k, "max_q": meta.max_q, "max_k": meta.max_k}
     if meta.lengths_q is not None and meta.lengths_k is not None and meta.fixed:
         used = (sum(meta.lengths_q), sum(meta.lengths_k))
@@ -130,18 +133,21 @@ def batched(
 #: (samples, rows, device) -> boundaries; a model has a few shapes. The oldest are dropped.
 _EVEN_LIMIT = 256
 _even: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+_fake_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
 
 def even_boundaries(samples: int, rows: int, device: torch.device) -> torch.Tensor:
     """int32 [samples + 1] boundaries of `samples` documents of `rows` rows."""
     key = (samples, rows, device)
-    try:
-        return _even[key]
-    except KeyError:
-        pass
+    real = _fake_mode(_FAKE) is None  # a fake mode takes no real tensor, and what it makes is none
+    if real:
+        try:
+            return _even[key]
+        except KeyError:
+            pass
     with torch.inference_mode(False):
         made = torch.arange(samples + 1, dtype=torch.int32, device=device) * rows
-    if type(made) is torch.Tensor and not is_capturing(device):  # neither a fake tensor's nor a graph's own
+    if real and type(made) is torch.Tensor and not is_capturing(device):  # not a graph's own
         keep(_even, _EVEN_LIMIT, key, made)
     return made
 

@@ -79,7 +79,7 @@ def forward(
     """Without gradients; an `out` whose rows it cannot reach is copied into."""
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    left, right = (None, None) if window is None else window
+    left, right = flash2.bounded(window)
     place = out if out is None or walkable(out) else None
     with _current(q):
         result, lse, *_ = functions().forward(
@@ -111,7 +111,7 @@ def differentiable(
     call = functions().varlen if lengths else functions().dense
     with _current(q):
         result, lse = call(
-            q=q, k=k, v=v, softmax_scale=scale, causal=causal, window_size=(None, None) if window is None else window,
+            q=q, k=k, v=v, softmax_scale=scale, causal=causal, window_size=flash2.bounded(window),
             softcap=softcap, num_splits=1, deterministic=deterministic, return_lse=need_lse, **lengths,
         )  # fmt: skip
     return (result if out is None else out.copy_(result)), lse if need_lse else None

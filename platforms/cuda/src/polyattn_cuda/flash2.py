@@ -17,13 +17,20 @@ HEAD_DIMS = range(8, 257, 8)
 PAGE_SIZES = range(256, 65537, 256)
 #: The first architecture it has code for.
 _LEAST_ARCH = 80
+_WIDEST = 2**30
 
 
 def sides(causal: bool, window: Window) -> tuple[int, int]:
     """The window as its kernels count it: -1 is unbounded, and causal bounds the right side."""
-    left, right = (None, None) if window is None else window
+    left, right = bounded(window)
     right = 0 if causal else right
     return -1 if left is None else left, -1 if right is None else right
+
+
+def bounded(window: Window) -> tuple[int | None, int | None]:
+    """The window's sides within what 32 bits hold beside a row's place; no document is as long as the widest."""
+    left, right = (None, None) if window is None else window
+    return None if left is None else min(left, _WIDEST), None if right is None else min(right, _WIDEST)
 
 
 def dense(
@@ -81,6 +88,15 @@ def documents(
 def least_queries(q: torch.Tensor, k: torch.Tensor, max_q: int) -> int:
     """The longest document to state. Beside fewer KV heads, 1 would promise that every document has just one query."""
     return max(max_q, 2) if q.shape[-2] != k.shape[-2] else max_q
+
+
+def most_keys(window: Window, max_q: int, max_k: int) -> int:
+    """The longest document of keys to state: with a window, no less than that of queries.
+
+    Its host code takes a side of so many keys or more for unbounded, and an unbounded one beside a bounded one for so
+    many keys. Neither is true of the right side of a row that lies before its document's first key by more.
+    """
+    return max(max_q, max_k) if window is not None and max_k > 0 else max_k
 
 
 def normal_lse(lse: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,15 @@ def batched(
     need_lse: bool,
     options: tuple[object, ...],
 ) -> Result:
-    """A slot for "dense"; it writes no buffer, so that `out` is copied into. `deterministic`: its gradients."""
+    """A slot for "dense"; it writes no buffer, so that `out` is copied into. `deterministic`: its gradients.
+
+    Windows over fewer keys than queries run as documents, whose most keys can be stated (`flash2.most_keys`).
+    """
+    if window is not None and q.shape[1] > k.shape[1]:
+        return varlen.batched(
+            partial(documents, deterministic), q, k, v, out, meta=meta, causal=causal, scale=scale, window=window,
+            softcap=softcap, need_lse=need_lse, options=options,
+        )  # fmt: skip
     attend, _ = _bound()
     k, v = flash2.within_reach(q, k, v, window)
     if scale <= 0.0:
@@ -103,7 +111,8 @@ def documents(
 ) -> Result:
     """The varlen kernel of `polyattn.vendor.varlen`; `out` is copied into."""
     asked = _asked(deterministic, causal, scale, window, softcap, need_lse)
-    result, lse = _of_documents(q, reachable(k), reachable(v), cu_q, cu_k, max_q, max_k, asked)
+    most = flash2.most_keys(window, max_q, max_k)
+    result, lse = _of_documents(q, reachable(k), reachable(v), cu_q, cu_k, max_q, most, asked)
     return (result if out is None else out.copy_(result)), lse
 
 
@@ -126,7 +135,7 @@ def pages(
 ) -> Result:
     """The paged kernel of `polyattn_cuda.flash2`; `cu_k` says what `used` says."""
     asked = _asked(False, causal, scale, window, softcap, need_lse) | {"block_table": table}
-    return _of_documents(q, k, v, cu_q, cu_k, max_q, max_k, asked)
+    return _of_documents(q, k, v, cu_q, cu_k, max_q, flash2.most_keys(window, max_q, max_k), asked)
 
 
 def _of_documents(

@@ -101,10 +101,9 @@ def _attend(
     asked = _asked(causal, scale, window) | more
     if k.shape[-2] != q.shape[-2]:
         asked["enable_gqa"] = True
-    max_q = flash2.least_queries(q, k, max_q)
     answer = attend(
-        reachable(q), k, v, cu_seq_q=cu_q, cu_seq_k=cu_k, max_q=max_q, max_k=max_k,
-        return_aux=with_lse if need_lse else None, **asked,
+        reachable(q), k, v, cu_seq_q=cu_q, cu_seq_k=cu_k, max_q=flash2.least_queries(q, k, max_q),
+        max_k=flash2.most_keys(window, max_q, max_k), return_aux=with_lse if need_lse else None, **asked,
     )  # fmt: skip
     if not need_lse:
         return answer, None
