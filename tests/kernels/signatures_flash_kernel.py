@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyattn.kernels.flash_kernel import attend_kernel, marked_kernel
+from polyattn.kernels.score_factors import CAPPED, CAPPED_EXACTLY, UNCAPPED
 from polyattn.kernels.tiles import chunks, tile_for
 from tests.kernels.offline import ALL, Signature
 
@@ -21,7 +22,7 @@ def signatures(
     tensors: dict[str, str] | None = None,
     left: bool = False,
     right: bool = False,
-    capped: bool = False,
+    capped: int = UNCAPPED,
     lse: bool = True,
     kernel: Any = attend_kernel,
     targets: tuple[str, ...] = ALL,
@@ -40,7 +41,7 @@ def _signature(
     tensors: dict[str, str],
     left: bool,
     right: bool,
-    capped: bool,
+    capped: int,
     lse: bool,
     kernel: Any,
     arch: str,
@@ -79,7 +80,8 @@ SIGNATURES = (
     *signatures("packed-causal-128", "bf16", 128, tensors=_PACKED, right=True),
     *signatures("dense-256", "bf16", 256),
     # What changes only the arithmetic is compiled for the smallest of them.
-    *signatures("holes-window-softcap-64", "fp16", 64, tensors=_HOLES, left=True, right=True, capped=True),
+    *signatures("holes-window-softcap-64", "fp16", 64, tensors=_HOLES, left=True, right=True, capped=CAPPED),
+    *signatures("exact-softcap-64", "fp32", 64, capped=CAPPED_EXACTLY, targets=_SOME),
     *signatures("packed-spans-96", "bf16", 96, 64, tensors={**_PACKED, "ends": "*i32:16"}, targets=_SOME),
     *signatures("single-precision-64", "fp32", 64, targets=_SOME),
     *signatures("wide-512", "bf16", 512, targets=_SOME),

@@ -7,6 +7,7 @@ from typing import Any
 from polyattn.kernels.combine_kernel import combine_splits_kernel
 from polyattn.kernels.paged_kernels import paged_attention_kernel
 from polyattn.kernels.paged_tiles import COMBINE_AHEAD, COMBINE_WARPS, COMBINED, Work, paged_tiles, power_of_two
+from polyattn.kernels.score_factors import CAPPED, CAPPED_EXACTLY, UNCAPPED
 from tests.kernels.offline import ALL, Signature
 
 _BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -39,7 +40,7 @@ def _attention(
         arguments |= {
             "lse": None, "q_lengths": None, "ends": None, "GROUP": group, "DIM": head_dim, "V_DIM": v_dim,
             "PAGE": page_size, "UNIT": 16, "Q_STEP": 1, "K_STEP": 1, "V_STEP": 1, "OUT_STEP": 1, "PACKED": False,
-            "CAUSAL": True, "LEFT": False, "RIGHT": False, "CAPPED": False, "NEGATIVE": False,
+            "CAUSAL": True, "LEFT": False, "RIGHT": False, "CAPPED": UNCAPPED, "NEGATIVE": False,
             "ALIKE": head_dim == v_dim, "WIDE": False, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n,
             "BLOCK_D": max(16, power_of_two(head_dim)), "BLOCK_V": max(16, power_of_two(v_dim)),
         }  # fmt: skip
@@ -68,11 +69,11 @@ SIGNATURES: tuple[Signature, ...] = (
     *_attention("bf16-128-page256-decode-packed", "bf16", 128, 256, rows=3, **_PACKED),
     *_attention("fp16-64-page33-window-packed", "fp16", 64, 33, LEFT=True, RIGHT=True, CAUSAL=False, **_PACKED),
     *_attention("bf16-96-page16-spans", "bf16", 96, 16, ends="*i32", CAUSAL=False),
-    *_attention("bf16-256-page64-capped", "bf16", 256, 64, CAPPED=True),
+    *_attention("bf16-256-page64-capped", "bf16", 256, 64, CAPPED=CAPPED),
     *_attention("bf16-512-page16", "bf16", 512, 16),
     *_attention("fp16-192-128-page128", "fp16", 192, 128, v_head_dim=128),
     # Triton 3.9 keeps two words on the stack for sm_80, with 80 of 255 registers in use
-    *_attention("fp32-128-page64-capped", "fp32", 128, 64, CAPPED=True, spills_allowed=8, **_UNSPLIT),
+    *_attention("fp32-128-page64-capped", "fp32", 128, 64, CAPPED=CAPPED_EXACTLY, spills_allowed=8, **_UNSPLIT),
     *_attention("fp32-512-page16", "fp32", 512, 16, rows=16, targets=("sm_80", "sm_90", "gfx942")),
     _combine("bf16", 128),
     _combine("fp32", 80),

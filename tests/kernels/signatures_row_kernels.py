@@ -98,7 +98,7 @@ SIGNATURES = (
     Signature("unpack-lse", row_kernels.unpack_kernel, _unpack("bf16", 2, 24, 128, lse=True), _WARPS),
     Signature("unpack", row_kernels.unpack_kernel, _unpack("fp16", 2, 17, 80, lse=False), _WARPS),
     Signature("clear-lse", row_kernels.clear_kernel, _clear(24, 128, lse=True), _WARPS),
-    Signature("blank-lse", row_kernels.blank_kernel, _blank(24, 128, lse=True), {"num_warps": 4}),
-    Signature("blank", row_kernels.blank_kernel, _blank(5, 40, lse=False), {"num_warps": 4}),
+    Signature("blank-lse", row_kernels.blank_kernel, _blank(24, 128, lse=True), {"num_warps": row_tiles.BLANK_WARPS}),
+    Signature("blank", row_kernels.blank_kernel, _blank(5, 40, lse=False), {"num_warps": row_tiles.BLANK_WARPS}),
     Signature("clear", row_kernels.clear_kernel, _clear(5, 40, lse=False), _WARPS),
 )

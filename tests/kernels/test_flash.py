@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import polyattn as pa
+from polyattn.kernels import flash
 from polyattn.kernels.flash import Scoring, Visibility, batched, packed
+from polyattn.kernels.launch import Prepared
 from polyattn.structures import Structure
 
 NAN, INF = math.nan, math.inf
@@ -75,6 +77,50 @@ def test_scores(device: str, dtypes: tuple[torch.dtype, ...], scale: float, soft
         q, k, v = (_random(device, dtype, 1, 70, 1, 16) for _ in range(3))
         got = batched(q, k, v, None, Scoring(True, scale, None, softcap), need_lse=True)
         _agree(got, _wanted(q, k, v, causal=True, scale=scale, softcap=softcap), dtype)
+
+
+@pytest.mark.parametrize("softcap", [1e3, 1e4, 1e6, 1e20])
+def test_a_large_softcap_keeps_the_digits_of_small_scores(
+    device: str, dtypes: tuple[torch.dtype, ...], softcap: float
+) -> None:
+    for dtype in dtypes:
+        q, k, v = (_random(device, dtype, 1, 70, 1, 16) for _ in range(3))
+        got = batched(q, k, v, None, Scoring(False, 0.25, None, softcap), need_lse=True)
+        _agree(got, _wanted(q, k, v, scale=0.25, softcap=softcap), dtype)
+
+
+#: scale, softcap: finite, but not all that is made of them is so in float32.
+EXTREMES = [
+    (1e-46, 0.0), (-1e-46, 0.0), (1e-39, 0.0), (1e30, 0.0), (3e38, 0.0), (-1e39, 0.0), (0.1, 1e-46), (0.1, 1e-38),
+    (0.1, 1e30), (0.1, 1e39), (1e39, 1e39), (1e-46, 1e-3), (1e-46, 1e-46), (1e30, 1e-10),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize(("scale", "softcap"), EXTREMES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_extreme_scores(device: str, scale: float, softcap: float, causal: bool) -> None:
+    q, k, v = (_random(device, torch.float32, 1, rows, 2, 16) for rows in (7, 5, 5))
+    out, lse = batched(q, k, v, None, Scoring(causal, scale, None, softcap), need_lse=True)
+    want, want_lse = _wanted(q, k, v, causal=causal, scale=scale, softcap=softcap)
+    torch.testing.assert_close(out.cpu().double(), want, atol=2e-5, rtol=0)
+    assert lse is not None
+    assert torch.equal(lse.cpu().isneginf(), want_lse.isneginf())
+    assert not bool((lse.isnan() | lse.isposinf()).any())
+    if abs(scale) <= 1e30 and softcap <= 1e30:
+        torch.testing.assert_close(lse.cpu().double(), want_lse.double(), atol=2e-5, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("scale", "fused"), [(0.25, True), (50.0, True), (1e4, False), (3e38, False)])
+def test_steep_scores_are_rounded_as_the_largest_of_them_is(
+    device: str, scale: float, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fused product would exceed the row's rounded maximum; only a GPU fuses."""
+    launches: list[Prepared] = []
+    monkeypatch.setattr(flash, "launch_prepared", lambda prepared, *others: launches.append(prepared))
+    q = _random(device, torch.float32, 1, 7, 1, 16)
+    batched(q, q, q, None, Scoring(False, scale, None, 0.0), need_lse=False)
+    assert [launch.variant.constants["enable_fp_fusion"] for launch in launches] == [fused]
 
 
 @pytest.mark.parametrize("dims", [(1, 1), (8, 40), (72, 72), (96, 64), (64, 96), (100, 128), (192, 256), (512, 8)])
@@ -179,6 +225,21 @@ def test_documents(device: str, dtypes: tuple[torch.dtype, ...], causal: bool, w
             cu_q=cu_q, cu_k=cu_k, max_q=70, need_lse=True,
         )  # fmt: skip
         _agree(got, want, dtype)
+
+
+def test_lengths_with_steps_are_read_where_they_lie(device: str) -> None:
+    structure = pa.Packed.from_lengths([5, 9])
+    cu = torch.stack([structure.cu_q, torch.full((3,), 1000, dtype=torch.int32)], 1).to(device)[:, 0]
+    q = _random(device, torch.float32, 14, 1, 16)
+    scoring = Scoring(False, 0.25, None, 0.0)
+    got = packed(q, q, q, _unwritten(q, q), scoring, cu_q=cu, cu_k=cu, max_q=9, need_lse=True)
+    _agree(got, _wanted(q, q, q, structure=structure), torch.float32)
+    used, marks = (torch.tensor(pairs, dtype=torch.int32, device=device)[:, 0] for pairs in ([[3, 0], [7, 0]],) * 2)
+    seen = Visibility(used_q=used, used_k=used, only_if=marks)
+    q = _random(device, torch.float32, 2, 7, 1, 16)
+    out, lse = torch.full_like(q, NAN), torch.full((2, 1, 7), NAN, device=device)
+    batched(q, q, q, out, scoring, seen, need_lse=True, lse=lse)
+    _agree((out, lse), _wanted(q, q, q, structure=pa.KeyPadding.from_lengths([3, 7], 7)), torch.float32)
 
 
 def test_boundaries_past_the_tensors_touch_nothing(device: str) -> None:

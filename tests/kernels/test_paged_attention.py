@@ -58,6 +58,8 @@ CASES = {
     "window wider than int32": Case(16, (40, 9), queries=6, causal=False, window=(2**40, 2**33)),
     "softcap": Case(16, (40, 9), softcap=2.0),
     "tiny scores under a softcap": Case(16, (40, 9), softcap=50.0, scale=1e-3),
+    "softcap past float32": Case(16, (40, 9), softcap=1e39),
+    "scale below float32": Case(16, (40, 9), scale=1e-46),
     "scale 0": Case(16, (40, 9), scale=0.0),
     "negative scale": Case(16, (40, 9), scale=-0.5),
     "more queries than keys": Case(16, (5, 9), queries=21),

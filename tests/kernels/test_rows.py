@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from polyattn.kernels import row_tiles
+from polyattn.kernels import row_places, row_tiles
 from polyattn.kernels import rows as moving
 from polyattn.kernels.row_places import places, places_of
 from polyattn.kernels.rows import blank, clear, pack, unpack
@@ -202,6 +203,43 @@ def test_places_are_remembered_while_the_index_lives_and_is_unchanged(device: st
     assert places_of(index, B * S).tolist()[:4] == [-1, 1, 0, -1]
 
 
+def test_an_index_of_inference_mode_may_be_edited(device: str) -> None:
+    """It has no version, so that nothing tells of the edit."""
+    with torch.inference_mode():
+        index = torch.tensor([0, 3, 7], device=device)
+        places_of(index, 9)
+        index.copy_(torch.tensor([1, 4, 8]))
+        assert places_of(index, 9).tolist() == [-1, 0, -1, -1, 1, -1, -1, -1, 2]
+
+
+class _Dying(dict[Any, Any]):
+    """Remembered places whose indices die while the oldest is looked for."""
+
+    def __iter__(self) -> Any:
+        for key in list(self.keys()):
+            self.pop(key, None)
+            yield key
+
+
+class _Dead(_Dying):
+    def __iter__(self) -> Any:
+        self.clear()
+        return iter(())
+
+
+@pytest.mark.parametrize("kind", [_Dying, _Dead])
+def test_places_may_be_forgotten_in_the_midst_of_an_eviction(
+    kind: type[_Dying], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered = kind(dict.fromkeys(range(row_places._LIMIT)))
+    monkeypatch.setattr(row_places, "_PLACES", remembered)
+    index = torch.tensor([2, 0], device=device)
+    place = places_of(index, 3)
+    assert place.tolist() == [1, -1, 0]
+    assert places_of(index, 3) is place
+    assert len(remembered) <= row_places._LIMIT
+
+
 @pytest.mark.parametrize("lse_layout", ["contiguous", "rows first", None])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
@@ -240,6 +278,72 @@ def test_blank_takes_the_rows_that_are_not_kept_and_no_other(layout: str, lse_la
     blank(out, lse, keep)
     assert torch.equal(out, expected)
     assert lse is None or torch.equal(lse, expected_lse)
+
+
+#: Rows of one head, of one column: all that lies between their elements is the caller's.
+NARROW = [(1, 16), (1, 1), (3, 1)]
+
+
+def _every_second(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same [B,S,H,D] with steps of 2 in its last axis, and all of its memory, NaN in between."""
+    memory = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), math.nan)
+    memory[..., ::2] = tensor
+    return memory[..., ::2], memory
+
+
+@pytest.mark.parametrize(("heads", "dim"), NARROW)
+@pytest.mark.parametrize("what", ["clear", "blank"])
+def test_padding_of_narrow_rows_with_steps_is_blanked_and_nothing_between(
+    what: str, heads: int, dim: int, device: str
+) -> None:
+    out, memory = _every_second(_random(device, torch.float32, B, S, heads, dim))
+    keep = torch.arange(S, device=device)[None, :] < torch.tensor([[3], [S - 1]], device=device)
+    expected = out.masked_fill(keep.logical_not()[:, :, None, None], 0.0)
+    if what == "clear":
+        clear(out, None, keep.sum(1, dtype=torch.int32))
+    else:
+        blank(out, None, keep)
+    assert torch.equal(out, expected)
+    assert bool(memory[..., 1::2].isnan().all())
+
+
+@pytest.mark.parametrize(("heads", "dim"), NARROW)
+def test_narrow_rows_with_steps_are_packed_and_put_back(heads: int, dim: int, device: str) -> None:
+    tensor, _ = _every_second(_random(device, torch.float32, B, S, heads, dim))
+    index = torch.tensor(INDEX, device=device)
+    (rows,) = pack((tensor,), index)
+    assert torch.equal(rows, _packed(tensor, INDEX))
+    out, memory = _every_second(torch.full((B, S, heads, dim), 7.0, device=device))
+    unpack(rows, None, index, out, B, S)
+    assert torch.equal(out, _spread(rows, INDEX, B, S, 0.0))
+    assert bool(memory[..., 1::2].isnan().all())
+
+
+def test_an_index_with_steps_is_read_where_it_lies(device: str) -> None:
+    index = torch.tensor([[position, 2] for position in INDEX], device=device)[:, 0]
+    tensor = _random(device, torch.float32, B, S, 3, 8)
+    (rows,) = pack((tensor,), index)
+    assert torch.equal(rows, _packed(tensor, INDEX))
+    assert torch.equal(unpack(rows, None, index, None, B, S)[0], _spread(rows, INDEX, B, S, 0.0))
+
+
+@pytest.mark.parametrize("what", ["clear", "blank", "pack", "unpack"])
+def test_grids_of_many_short_rows_can_be_launched(what: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second and third axis of a grid end at 65535."""
+    batch = 70000
+    grids: list[tuple[int, ...]] = []
+    monkeypatch.setattr(moving, "launch_prepared", lambda prepared, grid, *others: grids.append(grid))
+    out, index = torch.empty(batch, 4, 1, 16, device=device), torch.arange(2 * batch, device=device)
+    calls: dict[str, Any] = {
+        "clear": lambda: clear(out, None, torch.full((batch,), 2, dtype=torch.int32, device=device)),
+        "blank": lambda: blank(out, None, torch.ones(batch, 4, dtype=torch.bool, device=device)),
+        "pack": lambda: pack((out,), index),
+        "unpack": lambda: unpack(out.flatten(0, 1)[: 2 * batch], None, index, None, batch, 4),
+    }
+    calls[what]()
+    (grid,) = grids
+    assert grid[0] < 1 << 31
+    assert all(0 < programs <= 65535 for programs in grid[1:])
 
 
 def test_clear_of_packed_rows_reads_the_last_boundary(device: str) -> None:

@@ -16,11 +16,11 @@ import torch
 from polyattn.backends.calls import Result
 from polyattn.kernels.flash_kernel import attend_kernel, marked_kernel
 from polyattn.kernels.launch import Prepared, architecture_of, launch_prepared, prepare
+from polyattn.kernels.score_factors import score_factors
 from polyattn.kernels.tiles import BOUNDED_PROGRAMS, chunks, tile_for
 
 Window = tuple[int | None, int | None] | None
 
-_LOG2_E = 1.4426950408889634
 #: Bytes that one instruction moves, if addresses are multiples of it.
 _VECTOR = 16
 #: Columns of a row, and the first offset that 32 bits do not hold.
@@ -139,15 +139,16 @@ def _attend(
         *whole, visibility.ends is not None, cu_q is not None, documents, longest, shift,
     )  # fmt: skip
     tensors = (
-        q, k, v, target, lse, cu_q, cu_k, None if whole[0] is not None else used_q,
-        None if whole[1] is not None else used_k,
+        q, k, v, target, lse, _contiguous(cu_q), _contiguous(cu_k),
+        _contiguous(None if isinstance(used_q, int) else used_q),
+        _contiguous(None if isinstance(used_k, int) else used_k),
         _contiguous(visibility.keep), _contiguous(visibility.keep_q), _contiguous(visibility.ends),
     )  # fmt: skip
     if visibility.only_if is None:
         launch_prepared(plan.attend, (plan.programs,), q.device, *tensors)
     else:
         programs = min(plan.programs, BOUNDED_PROGRAMS)
-        launch_prepared(plan.attend_marked, (programs,), q.device, *tensors, visibility.only_if)
+        launch_prepared(plan.attend_marked, (programs,), q.device, *tensors, visibility.only_if.contiguous())
     if out is not None and target is not out:
         target = out.copy_(target)
     return target, lse
@@ -195,7 +196,9 @@ def _plan(
     if scoring.causal and not has_ends:
         right = 0
     blocks = max(1, -(-longest // tile.block_m))
-    sign, inner, outer = _score_factors(scoring.scale, scoring.softcap)
+    # the factor behind the row's maximum must be positive, and leave -inf alone: the sign is that of q
+    sign = 0.0 if scoring.scale == 0.0 else 1.0 if scoring.scale > 0.0 else -1.0
+    inner, outer, capped, fused = score_factors(abs(scoring.scale) or 1.0, scoring.softcap, element_size)
     numbers = (
         *steps, rows_q, rows_q, rows_k,
         rows_k if used_k is None else min(used_k, rows_k), rows_q if used_q is None else min(used_q, rows_q),
@@ -204,24 +207,12 @@ def _plan(
     switches = {
         "D": head_dim, "D0": keys.first, "D1": keys.second, "V": v_head_dim, "V0": values.first, "V1": values.second,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "LEFT": left is not None, "RIGHT": right is not None,
-        "CAPPED": scoring.softcap > 0.0, "UNIT": unit, "WIDE": farthest + _WIDEST >= _INT32, "SIGN": sign,
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        "CAPPED": capped, "UNIT": unit, "WIDE": farthest + _WIDEST >= _INT32, "SIGN": sign,
+        "num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": fused,
     }  # fmt: skip
     programs = blocks * heads * (documents + is_packed)  # what lies behind all documents is one more
     attend, marked = (prepare(kernel, *numbers, **switches) for kernel in (attend_kernel, marked_kernel))
     return _Plan(programs, attend, marked)
-
-
-def _score_factors(scale: float, softcap: float) -> tuple[float, float, float]:
-    """What multiplies q (-1, 0 or 1), scores before the cap's tanh, and scores in the exponent of 2.
-
-    The last is positive: such a factor commutes with the row's maximum, and leaves -inf alone.
-    """
-    sign = 0.0 if scale == 0.0 else 1.0 if scale > 0.0 else -1.0
-    size = abs(scale) if scale else 1.0
-    if softcap > 0.0:
-        return sign, 2.0 * _LOG2_E * size / softcap, softcap * _LOG2_E
-    return sign, 1.0, size * _LOG2_E
 
 
 def _last_axis_dense(tensor: torch.Tensor) -> torch.Tensor:

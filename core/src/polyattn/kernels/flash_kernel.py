@@ -8,6 +8,8 @@ keys. Sizes, lengths and strides are run-time numbers, so that a change of them 
 import triton
 import triton.language as tl
 
+from polyattn.kernels.softcap_parts import bent
+
 #: Numbers that change from call to call; Triton would compile again for 1 and for multiples of 16.
 _RUNTIME = (
     "q_batch", "q_row", "q_head", "k_batch", "k_row", "k_head", "v_batch", "v_row", "v_head", "o_batch", "o_row",
@@ -67,8 +69,8 @@ def _scan(
         if D1 > 0:
             k1 = _load_rows(k_tile, k_offsets, seen, D0, D1, D, SOME)
             scores = tl.dot(q1, tl.trans(k1), scores, input_precision="ieee")
-        if CAPPED:
-            scores = 1.0 - 2.0 / (tl.exp2(scores * inner) + 1.0)
+        if CAPPED > 0:
+            scores = bent(scores * inner, CAPPED)
         if EDGE:
             visible = (keys[None, :] < last[:, None]) & seen[None, :]
             if LEFT:

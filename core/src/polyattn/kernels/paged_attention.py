@@ -25,10 +25,10 @@ from polyattn.kernels.paged_tiles import (
     paged_tiles,
     power_of_two,
 )
+from polyattn.kernels.score_factors import score_factors
 
 Window = tuple[int | None, int | None] | None
 
-_LOG2_E = 1.4426950408889634
 #: Farther than any key: a window's side of this length hides nothing.
 _FAR = 1 << 30
 
@@ -87,7 +87,8 @@ def paged_attention(
         part_lse = torch.empty(plan.part_shape[:-1], dtype=torch.float32, device=device)
     launch_prepared(
         plan.attention, plan.grid, device,
-        q, k, v, result, lse, part, part_lse, table, pages.kv_lengths, q_lengths, ends,
+        q, k, v, result, lse, part, part_lse, table, pages.kv_lengths, q_lengths,
+        None if ends is None else ends.contiguous(),
     )  # fmt: skip
     if plan.combining is not None:
         launch_prepared(plan.combining, plan.combining_grid, device, part, part_lse, result, lse)
@@ -155,18 +156,18 @@ def _plan(
     left, right = (None, None) if window is None else window
     if causal:
         right = None
-    factor = abs(scale) / softcap if softcap else abs(scale) * _LOG2_E
+    inner, outer, capped, fused = score_factors(abs(scale), softcap, itemsize)
     attention = prepare(
         paged_attention_kernel,
         *strides, *table[1], kv_lengths_step, q_lengths_step or 0,
         batch, tokens, tiles_a_row, max_pages, page_count, min(left or 0, _FAR), min(right or 0, _FAR), ends_width or 0,
-        factor, softcap * _LOG2_E,
+        inner if capped else outer, outer,
         GROUP=group, DIM=dim, V_DIM=v_dim, PAGE=page_size, UNIT=unit,
         Q_STEP=_step(q), K_STEP=_step(k), V_STEP=_step(v), OUT_STEP=_step(out),
-        PACKED=packed, CAUSAL=causal, LEFT=left is not None, RIGHT=right is not None, CAPPED=softcap > 0.0,
+        PACKED=packed, CAUSAL=causal, LEFT=left is not None, RIGHT=right is not None, CAPPED=capped,
         NEGATIVE=scale < 0.0, ALIKE=strides[3:5] == strides[6:8], WIDE=max(_extent(k), _extent(v)) >= 1 << 31,
         BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, BLOCK_D=max(16, power_of_two(dim)), BLOCK_V=block_v,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=fused,
     )  # fmt: skip
     combining, block_r = None, max(1, COMBINED // block_v)
     if splits > 1:

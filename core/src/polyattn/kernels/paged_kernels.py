@@ -88,7 +88,7 @@ def paged_attention_kernel(
     """Grid: tiles of query rows, KV heads, splits of the keys.
 
     tokens   packed queries in all, else queries a row; strides count UNIT elements
-    factor   not negative: scores (of -q where NEGATIVE) become powers of two by it; where CAPPED,
+    factor   not negative: scores (of -q where NEGATIVE) become powers of two by it; where CAPPED > 0,
              cap * tanh(scores * factor) does
     ends     None, or [batch, ends_width]: the query at position p sees keys before ends[p]
     part     None, or float32 [splits, all tokens, heads, V_DIM] beside part_lse (base two), for `combine_splits_kernel`
@@ -163,7 +163,7 @@ def paged_attention_kernel(
     k += kv_head.to(tl.int64) * k_head * UNIT
     v += kv_head.to(tl.int64) * v_head * UNIT
     scale = factor
-    if CAPPED:
+    if CAPPED > 0:
         scale = 1.0
     peak = tl.zeros([BLOCK_M], tl.float32) + float("-inf")
     total = tl.zeros([BLOCK_M], tl.float32)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from polyattn.kernels.softcap_parts import bent
+
 
 @triton.jit
 def packed_row(tile, q_lengths, step, batch, GROUP: tl.constexpr, ROWS: tl.constexpr):
@@ -102,23 +104,11 @@ def page_rows(
 
 
 @triton.jit
-def _capped(scores, factor, cap, EXACT: tl.constexpr):
-    """cap * tanh(scores * factor); EXACT keeps the digits of small scores, too."""
-    x = scores * factor
-    bent = 1.0 - 2.0 / (tl.exp2(x * 2.885390081777927) + 1.0)
-    if EXACT:
-        square = x * x
-        series = x * (1.0 - square * (0.3333333333 - square * (0.1333333333 - square * 0.0539682540)))
-        bent = tl.where(square < 0.01, series, bent)
-    return cap * bent
-
-
-@triton.jit
 def scored(q_tile, k_tile, factor, cap, CAPPED: tl.constexpr):
     """Scores [rows, keys] before the factor of the exponent."""
     scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-    if CAPPED:
-        scores = _capped(scores, factor, cap, k_tile.dtype == tl.float32)
+    if CAPPED > 0:
+        scores = cap * bent(scores * factor, CAPPED)
     return scores
 
 

@@ -24,6 +24,11 @@ COMBINE_WARPS = 4
 
 #: Splits that may pay: more cost more in partial results than they gain.
 _MOST_SPLITS = 64
+#: On sm_90, for many rows: rows, keys, warps and stages; where pages are whole tiles of 64 keys, and where they are not
+#: and are looked up key by key. From sweeps on an H200.
+_WHOLE = (64, 64, 4, 3)
+_PARTS = (128, 64, 8, 3)
+
 #: What a program costs beside its keys, a second kernel that combines them, and each split that this one reads: in
 #: tiles of keys, of 1.2 us. Measured on an H200: combining two splits takes 9.1 us, four 9.5 us.
 _START = 2.0
@@ -93,8 +98,9 @@ def _sizes(work: Work, width: int, arch: str) -> tuple[int, int, int, int]:
         return min(rows, 64), 32, 4 if amd or rows < 64 else 8, 1 if amd else 2
     if amd:
         return min(rows, 128), 64, 4, 2 if arch == "gfx950" else 1
-    # pages that are no whole tiles are looked up key by key: more rows pay for that; sm_80 has no registers for them
-    if rows >= 128 and (arch.startswith("sm_10") or (arch == "sm_90" and work.page_size % 64)):
+    if rows >= 128 and arch == "sm_90":
+        return _PARTS if work.page_size % 64 else _WHOLE
+    if rows >= 128 and arch.startswith("sm_10"):
         return 128, 64, 8, 3
     return min(rows, 64), 64, 4, 3
 

@@ -91,6 +91,7 @@ def _quantised(
 ) -> Quantised:
     """Of `samples` samples or documents with programs for the given lengths."""
     q, k, v = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (q, k, v))
+    ends_q, ends_k = (None if ends is None else ends.contiguous() for ends in (ends_q, ends_k))
     layouts = tuple((tensor.shape, tensor.stride()) for tensor in (q, k, v))
     plan = _plan(samples, max(length_q, 1), max(length_k, 1), rotate, packed, *layouts)
     largest = torch.zeros(plan.scales_shape, dtype=torch.int32, device=q.device)

@@ -145,12 +145,12 @@ def clear_kernel(
     WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     HEADS: tl.constexpr, LSE_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rows from used[b] on of sample b (second axis of the grid) become 0, their LSE -inf; nothing else is touched."""
-    batch = tl.program_id(1)
+    """Rows from used[b] on of sample b (first axis of the grid) become 0, their LSE -inf; nothing else is touched."""
+    batch = tl.program_id(0)
     first = tl.maximum(tl.load(used + batch * used_stride), 0).to(tl.int32)
     behind = length - first
     sample = out + batch.to(tl.int64) * out_batch
-    for number in range(tl.program_id(0), _tiles(behind, WIDTH, COLUMNS, TILE), tl.num_programs(0)):
+    for number in range(tl.program_id(1), _tiles(behind, WIDTH, COLUMNS, TILE), tl.num_programs(1)):
         row, column = _tile(number, WIDTH, COLUMNS, TILE)
         start = (first + row).to(tl.int64) * out_row
         columns = _column_offset(column, out_head, out_dim, WIDTH, SEGMENT)
@@ -160,7 +160,7 @@ def clear_kernel(
         )
     if lse is not None:
         blocks = (behind + LSE_ROWS - 1) // LSE_ROWS * HEADS
-        for number in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        for number in range(tl.program_id(1), blocks, tl.num_programs(1)):
             block = number // HEADS
             row = block * LSE_ROWS + tl.arange(0, LSE_ROWS)
             start = batch.to(tl.int64) * lse_batch + (number - block * HEADS).to(tl.int64) * lse_head
@@ -174,12 +174,14 @@ def blank_kernel(
     length, out_batch, out_row, out_head, out_dim, lse_batch, lse_head, lse_row,
     WIDTH: tl.constexpr, SEGMENT: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rows s of sample b (second axis of the grid) with keep[b*length + s] == 0 become 0, their LSE -inf.
+    """Rows s of sample b with keep[b*length + s] == 0 become 0, their LSE -inf.
 
-    A program looks at ROWS rows; where all are kept, which is usual, it ends.
+    A program looks at ROWS rows of a sample; where all are kept, which is usual, it ends.
     """
-    batch = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    blocks = (length + (ROWS - 1)) // ROWS
+    sample = tl.program_id(0) // blocks
+    row = (tl.program_id(0) - sample * blocks) * ROWS + tl.arange(0, ROWS)
+    batch = sample.to(tl.int64)
     hidden = (row < length) & (tl.load(keep + batch * length + row, mask=row < length, other=1) == 0)
     if tl.max(hidden.to(tl.int32), axis=0) > 0:
         start = batch * out_batch + row.to(tl.int64) * out_row

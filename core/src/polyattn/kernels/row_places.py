@@ -6,13 +6,15 @@ import weakref
 
 import torch
 
-from polyattn.structures.base import keep
+from polyattn.structures.base import deriving
 from polyattn.structures.lasting import lasting
 from polyattn.structures.transfer import is_capturing
 
 #: Index tensors whose inverse is remembered; an entry also goes when its index does.
 _LIMIT = 64
-_PLACES: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
+_Key = tuple[int, int]
+_Known = tuple[weakref.ref[torch.Tensor], int, torch.Tensor]
+_PLACES: dict[_Key, _Known] = {}
 
 
 @lasting
@@ -28,13 +30,27 @@ def places(index: torch.Tensor, total: int) -> torch.Tensor:
 
 
 def places_of(index: torch.Tensor, total: int) -> torch.Tensor:
-    """`places(index, total)`, once for an index tensor and each version of its content."""
+    """`places(index, total)`, once for an index tensor and each version of its content.
+
+    Inference tensors have no versions: nothing is remembered of them.
+    """
+    if index.is_inference():
+        return places(index, total)
     key = (id(index), total)
     known = _PLACES.get(key)
-    version = -1 if index.is_inference() else index._version
+    version = index._version
     if known is not None and known[0]() is index and known[1] == version:
         return known[2]
     place = places(index, total)
     if not is_capturing(index.device):  # what a graph derives has no content outside of its replays
-        keep(_PLACES, _LIMIT, key, (weakref.ref(index, lambda _: _PLACES.pop(key, None)), version, place))
+        _remember(key, (weakref.ref(index, lambda _: _PLACES.pop(key, None)), version, place))
     return place
+
+
+def _remember(key: _Key, known: _Known) -> None:
+    """An index may die in the midst of this, by a collection or in another thread, and take its entry with it."""
+    with deriving:
+        if key not in _PLACES:
+            for oldest in list(_PLACES)[: max(0, len(_PLACES) - _LIMIT + 1)]:
+                _PLACES.pop(oldest, None)
+        _PLACES[key] = known

@@ -15,9 +15,10 @@ LSE_ROWS = 1024
 #: Programs that look for something to clear; each that finds nothing ends at once.
 CLEARING_PROGRAMS = 528
 
-#: Rows that one program looks at for something to blank, and elements of them at once.
+#: Rows that one program looks at for something to blank, elements of them at once, and its warps.
 BLANK_ROWS = 16
 BLANK_COLUMNS = 512
+BLANK_WARPS = 4
 
 _NARROWEST, _WIDEST = 64, 2048
 

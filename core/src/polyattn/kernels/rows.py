@@ -120,28 +120,36 @@ def _clearing(
 ) -> _Launch:
     batch, length, heads, dim = out
     cut = row_tiles.cut(heads * dim, itemsize)
+    segment, *steps = _segments(heads, dim, *out_strides[2:])
     clearing = prepare(
-        clear_kernel, used_step, length, *out_strides, *lse_strides,
-        WIDTH=heads * dim, SEGMENT=_beside(heads, dim, out_strides), COLUMNS=cut.columns, TILE=cut.tile,
+        clear_kernel, used_step, length, *out_strides[:2], *steps, *lse_strides,
+        WIDTH=heads * dim, SEGMENT=segment, COLUMNS=cut.columns, TILE=cut.tile,
         HEADS=heads, LSE_ROWS=row_tiles.LSE_ROWS, num_warps=row_tiles.WARPS,
     )  # fmt: skip
-    return clearing, (row_tiles.clearing_programs(cut.tiles(length), batch), batch)
+    return clearing, (batch, row_tiles.clearing_programs(cut.tiles(length), batch))
 
 
 @lru_cache(maxsize=1024)
 def _blanking(out: torch.Size, out_strides: tuple[int, ...], lse_strides: tuple[int, ...]) -> _Launch:
     batch, length, heads, dim = out
+    segment, *steps = _segments(heads, dim, *out_strides[2:])
     blanking = prepare(
-        blank_kernel, length, *out_strides, *lse_strides,
-        WIDTH=heads * dim, SEGMENT=_beside(heads, dim, out_strides), COLUMNS=row_tiles.BLANK_COLUMNS,
-        HEADS=heads, ROWS=row_tiles.BLANK_ROWS, num_warps=4,
+        blank_kernel, length, *out_strides[:2], *steps, *lse_strides,
+        WIDTH=heads * dim, SEGMENT=segment, COLUMNS=row_tiles.BLANK_COLUMNS,
+        HEADS=heads, ROWS=row_tiles.BLANK_ROWS, num_warps=row_tiles.BLANK_WARPS,
     )  # fmt: skip
-    return blanking, (-(-length // row_tiles.BLANK_ROWS), batch)
+    return blanking, (batch * -(-length // row_tiles.BLANK_ROWS),)
 
 
-def _beside(heads: int, dim: int, strides: tuple[int, ...]) -> int:
-    """Elements of a row that lie side by side."""
-    return heads * dim if strides[3] == 1 and strides[2] == dim else dim
+def _segments(heads: int, dim: int, head_step: int, step: int) -> tuple[int, int, int]:
+    """A row [H,D] as equal segments: elements of one, the step from one to the next, and the step inside of one.
+
+    There is one segment only where all of the row lies side by side.
+    """
+    if heads == 1:  # each element is a segment of its own
+        heads, dim, head_step = dim, 1, step
+    step = 1 if dim == 1 else step
+    return (heads * dim if step == 1 and head_step == dim else dim), head_step, step
 
 
 def _packed(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -153,6 +161,7 @@ def _packed(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[tor
     if kept == 0 or batch == 0 or length == 0:
         return tuple(rows.zero_() for rows in packed)
     sources = [_dense_dim(tensor) for tensor in tensors]
+    index = index.contiguous()
     packing, grid = _packing(kept, sources[0].element_size(), *((s.shape, s.stride()) for s in sources))
     moved = [tensor for pair in zip(sources, packed, strict=True) for tensor in pair]
     launch_prepared(packing, grid, index.device, index, *moved, *(None,) * (6 - len(moved)))

@@ -11,14 +11,10 @@ from functools import lru_cache
 
 import torch
 
-from polyattn.kernels import flash
+from polyattn.kernels import flash, tails_tiles
 from polyattn.kernels.flash import Scoring, Visibility, Window
 from polyattn.kernels.launch import Prepared, launch_prepared, prepare
 from polyattn.kernels.tails_kernel import tails_kernel
-
-#: Rows that one program looks at, and elements of a row at once.
-_ROWS = 8
-_COLUMNS = 256
 
 
 def strange_tails(v: torch.Tensor, ends: torch.Tensor, reach: int) -> torch.Tensor:
@@ -28,7 +24,7 @@ def strange_tails(v: torch.Tensor, ends: torch.Tensor, reach: int) -> torch.Tens
     """
     flags = torch.zeros(ends.shape[0], dtype=torch.int32, device=v.device)
     looking = _prepared(v.shape, v.stride(), ends.stride(0), reach)
-    launch_prepared(looking, (ends.shape[0], -(-reach // _ROWS)), v.device, v, ends, flags)
+    launch_prepared(looking, (ends.shape[0], -(-reach // tails_tiles.ROWS)), v.device, v, ends, flags)
     return flags
 
 
@@ -38,7 +34,7 @@ def _prepared(shape: torch.Size, stride: tuple[int, ...], ends_stride: int, reac
     apart = 0 if shape[0] == 1 else stride[0]
     return prepare(
         tails_kernel, apart, *stride[1:], ends_stride, shape[1], reach,
-        HEADS=shape[2], DIM=shape[3], ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
+        HEADS=shape[2], DIM=shape[3], ROWS=tails_tiles.ROWS, COLUMNS=tails_tiles.COLUMNS, num_warps=tails_tiles.WARPS,
     )  # fmt: skip
 
 
