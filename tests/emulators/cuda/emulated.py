@@ -13,7 +13,7 @@ from polyattn.vendor import Machine
 #: An emulator has `install()`, which registers ops or puts modules into sys.modules, and states what it passes for:
 #: VERSIONS (distribution -> version) and, where a build has flags, BUILD_FACTS.
 EMULATORS: dict[str, tuple[str, ...]] = {
-    "fa3": ("fa3_ops",),
+    "fa3": ("fa3_ops", "aten_cudnn"),  # its gradients are cuDNN's
     "fa4": ("fa4",),
     "flash_attn": ("flash_attn_2_cuda",),
     "torch_varlen": ("aten_flash",),

@@ -8,7 +8,7 @@ import types
 
 import torch
 
-from tests.emulators.cuda import repair
+from tests.emulators.cuda import quantise, repair
 from tests.emulators.cuda.emulated import emulators_of
 
 
@@ -39,6 +39,7 @@ def _without_triton() -> None:
     rows.ROWS = TORCH_ROWS  # type: ignore[attr-defined]
     sys.modules[rows.__name__] = rows
     sys.modules["polyattn_cuda.repair"] = repair
+    sys.modules["polyattn_cuda.quantise"] = quantise
 
 
 def _tell(done: int, total: int, label: str) -> None:
