@@ -25,6 +25,7 @@ def collect(folder: Path, results: Path) -> list[Path]:
     """Write what the folder holds under `results`; the paths written. A run that did not end is never called ok."""
     facts = json.loads((folder / "facts.json").read_text()) if (folder / "facts.json").exists() else {}
     machine = facts.get("machine", {})
+    ended = json.loads((folder / "state.json").read_text()) if (folder / "state.json").exists() else {}
     written = []
     for path in sorted(folder.glob("*.json")):
         if path.stem not in _OTHERS:
@@ -38,8 +39,11 @@ def collect(folder: Path, results: Path) -> list[Path]:
     for name, question in _QUESTIONS.items():
         reports = sorted((folder / name).glob("*.xml"))
         if reports:
-            record = {"question": question, "machine": machine}
-            written.append(_write(results, name, record | pytest_outcome(reports)))
+            outcome = pytest_outcome(reports)
+            status = ended.get(name, {}).get("status", "not known")
+            outcome["ok"] = outcome["ok"] and status == "ok"  # a file whose process was stopped left no report
+            record = {"question": question, "machine": machine, "section_ended": status}
+            written.append(_write(results, name, record | outcome))
     return written
 
 

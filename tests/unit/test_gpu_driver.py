@@ -203,7 +203,7 @@ def test_results_are_collected_under_the_devices_name(tmp_path):
     out.mkdir()
     machine = {"device": "NVIDIA H200", "driver": "580"}
     (out / "facts.json").write_text(json.dumps({"machine": machine}))
-    (out / "state.json").write_text("{}")
+    (out / "state.json").write_text(json.dumps({name: {"status": "ok"} for name in ("pytest", "kernels")}))
     (out / "dense.json").write_text(json.dumps({"question": "how fast?", "machine": machine}))
     (out / "pytest").mkdir()
     (out / "pytest" / "test_one.xml").write_text(

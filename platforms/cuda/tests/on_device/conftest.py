@@ -10,6 +10,7 @@ ALLOWED = (
     "ignore::polyattn.PolyattnWarning",
     "ignore:cutlass:DeprecationWarning",
     "ignore:Argument aux_data:UserWarning",
+    "ignore:Warning. Profiler clears events:UserWarning",
 )
 
 
