@@ -26,12 +26,17 @@ Blank = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], None]
 
 
 class RowOps(NamedTuple):
-    """The four movements, by whatever moves rows fastest on a platform."""
+    """The four movements, by whatever moves rows fastest on a platform.
+
+    few   padded rows of a sample, on the average, up to which its queries stay where they are: computing so many for
+          nothing takes the device no longer than moving all rows to the kernel and back. 0: not known, they are moved
+    """
 
     pack: Pack
     unpack: Unpack
     clear: Clear
     blank: Blank
+    few: int = 0
 
 
 def _pack(tensors: tuple[torch.Tensor, ...], index: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -33,7 +33,7 @@ def key_padding(
 
     Few padded queries are computed with the others, and their rows blanked.
     """
-    if meta.queries != "all" and _few_holes(meta, call["causal"], call["window"], q, k, v):
+    if meta.queries != "all" and _few_holes(rows.few, meta, call["causal"], call["window"], q, k, v):
         result, lse = _queries_in_place(kernel, rows, q, k, v, out, meta=meta, **call)
         rows.blank(result, lse, meta.keep)
         return result, lse
@@ -100,20 +100,16 @@ def _of_kernel(call: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in call.items() if name != "options"}
 
 
-#: Padded rows of a sample, on the average, up to which its queries stay where they are: moving all of its rows to the
-#: kernel and back takes as long as computing so many for nothing (at 4.2 TB/s and 600 TFLOP/s).
-_FEW = 280
-
-
 def _few_holes(
+    few: int,
     meta: KeyPaddingMeta,
     causal: bool,
     window: tuple[int | None, int | None] | None,
     *tensors: torch.Tensor,
 ) -> bool:
-    if meta.lengths is None or causal or window is not None or wants_grad(*tensors):
+    if not few or meta.lengths is None or causal or window is not None or wants_grad(*tensors):
         return False
-    return meta.keep.numel() - sum(meta.lengths) <= _FEW * len(meta.lengths)
+    return meta.keep.numel() - sum(meta.lengths) <= few * len(meta.lengths)
 
 
 def packs_in_place(request: Request, machine: Machine) -> tuple[str, ...]:
