@@ -13,7 +13,7 @@ from polyattn.distributed.glued import glue
 from polyattn.environment import BACKEND, environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of, profiled
 from polyattn.quant import Quant, as_quant, skipped
-from polyattn.request import check_types, is_input
+from polyattn.request import check_types, shares_memory
 from polyattn.scope import choice_here, choices_here, logs_here, step_here
 from polyattn.structures import Structure
 from polyattn.traced import attend_traced
@@ -142,7 +142,8 @@ def find_plan(
             # 1 == True == 1.0, but not all are accepted
             type(causal), type(scale), type(window), type(softcap), type(return_lse), type(deterministic),
             None if out is None else (
-                out.shape, out.stride(), out.dtype, out.device, out.requires_grad, is_input(out, q, k, v)
+                out.shape, out.stride(), out.dtype, out.device, out.requires_grad, shares_memory(out, q, k, v),
+                out is q or out is k or out is v,
             ),
             backend, configured, choices_here.get(), None if quant is None else (quant, layer, step_here()),
             deterministic, options, heads, compiling,

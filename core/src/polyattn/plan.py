@@ -21,7 +21,7 @@ from polyattn.door.request import Request
 from polyattn.environment import on_reload, warn
 from polyattn.machine import machine_of
 from polyattn.quant import Quant
-from polyattn.request import autocast_dtype, check_out, check_tensors, check_types, request_of
+from polyattn.request import autocast_dtype, check_out, check_tensors, check_types, request_of, shares_memory
 from polyattn.routing import Route, find_route
 from polyattn.structures import Structure
 from polyattn.unowned import platform_of_unowned
@@ -75,7 +75,8 @@ def make_plan(
     if _is_empty(request):
         return Plan(route, partial(_run_empty, lse=lse, squeeze=squeeze, autocast=autocast))
     _warn_once(route)
-    return Plan(route, _runner(route, request, platform, quant, squeeze=squeeze, autocast=autocast))
+    apart = out is None or not shares_memory(out, q, k, v)
+    return Plan(route, _runner(route, request, platform, quant, squeeze=squeeze, autocast=autocast, apart=apart))
 
 
 def describe(
@@ -147,7 +148,9 @@ def _runner(
     *,
     squeeze: bool,
     autocast: torch.dtype | None,
+    apart: bool,
 ) -> Runner:
+    """The rest of a call; `apart`: the caller's buffer, if any, shares no memory with the inputs."""
     options = (
         *(option for option in request.options if option.platform == platform.name),
         *([quant] if quant else ()),
@@ -161,7 +164,7 @@ def _runner(
         need_lse=request.lse,
         options=options,
     )
-    writes_out = not request.out or not route.native or route.slot.features.out  # compositions always write
+    writes_out = not request.out or (apart and (not route.native or route.slot.features.out))  # compositions write
     plain = not squeeze and autocast is None and writes_out and not request.capturing
     if plain and request.structure_kind == "dense":
         return _dense_with_lse(forward) if request.lse else _dense(forward)

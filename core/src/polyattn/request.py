@@ -128,13 +128,12 @@ def check_types(q: object, k: object, v: object) -> None:
             raise TypeError(f"{name}: a strided tensor is needed, got layout {tensor.layout}")
 
 
-def is_input(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether `out` is one of the others, or begins where one of them does."""
-    if out is q or out is k or out is v:
-        return True
-    if torch.compiler.is_compiling() or type(out) is not torch.Tensor or out.is_meta or not out.numel():  # no address
+def shares_memory(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether `out` lies in the same storage as an input, so that a kernel might write what it still reads."""
+    if torch.compiler.is_compiling() or type(out) is not torch.Tensor or out.is_meta:  # no address to compare
         return False
-    return out.data_ptr() in (q.data_ptr(), k.data_ptr(), v.data_ptr())
+    memory = out.untyped_storage().data_ptr()
+    return memory != 0 and any(memory == tensor.untyped_storage().data_ptr() for tensor in (q, k, v))
 
 
 def check_out(
@@ -149,7 +148,7 @@ def check_out(
             f"out: {list(want)} {dtype_name(dtype)} on {q.device} is needed, "
             f"got {list(out.shape)} {dtype_name(out.dtype)} on {out.device}"
         )
-    if is_input(out, q, k, v):
+    if out is q or out is k or out is v:
         raise ValueError("out: it must not be one of q, k and v, which are still read while it is written")
     if any(step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)):
         raise ValueError(f"out: its elements share memory (strides {list(out.stride())}), so that it cannot be written")
