@@ -1,0 +1,147 @@
+"""Tensors on a device that really is called `npu`: PrivateUse1 renamed, each tensor a wrapper of one on the CPU.
+
+Once a process, and for good: `install` names the device, so it belongs into a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map
+
+#: Ops that take tensors of two devices, by name without overload; a number (0 axes) is taken by every op.
+_ACROSS = ("aten::_to_copy", "aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", "aten::set_")
+#: Factories that torch builds by resizing an output, which a wrapper does not see.
+_FACTORIES = (
+    "arange", "arange.start", "arange.start_step", "linspace", "eye", "eye.m", "randperm", "tril_indices",
+    "triu_indices",
+)  # fmt: skip
+#: Names of the ops that read a device tensor on the host, in the order in which they ran.
+host_reads: list[str] = []
+#: Registrations, which end with their library.
+_kept: list[torch.library.Library] = []
+
+
+class NpuTensor(torch.Tensor):
+    """A tensor of device npu:0; `raw` is the tensor on the CPU that holds its data."""
+
+    raw: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor) -> NpuTensor:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, raw.shape, strides=raw.stride(), storage_offset=raw.storage_offset(), dtype=raw.dtype,
+            layout=raw.layout, device=torch.device("npu", 0),
+        )  # fmt: skip
+        made.raw = raw
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        own = func.namespace != "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1")
+        return func._op_dk(torch._C.DispatchKey.PrivateUse1, *args, **kwargs) if own else _run(func, args, kwargs)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["raw"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], meta: None, size: Any, stride: Any) -> NpuTensor:
+        return NpuTensor(inner["raw"])
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The CPU tensor's: the wrapper's own has no data."""
+        return self.raw.untyped_storage()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"NpuTensor({self.raw!r})"
+
+
+def lower(value: Any) -> Any:
+    """A tensor's CPU tensor and the device `cpu` for `npu`; anything else as it is."""
+    if isinstance(value, NpuTensor):
+        return value.raw
+    if isinstance(value, torch.device) and value.type == "npu":
+        return torch.device("cpu")
+    return value
+
+
+def lift(value: Any) -> Any:
+    """A plain CPU tensor as one of the device; anything else as it is."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return NpuTensor(value.detach())
+    return value
+
+
+def same_device(name: str, values: Any) -> None:
+    """RuntimeError where a tensor with axes is not on the device."""
+    for value in tree_flatten(values)[0]:
+        if isinstance(value, torch.Tensor) and not isinstance(value, NpuTensor):
+            raise RuntimeError(
+                f"{name}: Expected all tensors to be on the same device, but found at least two devices, npu:0 and "
+                f"{value.device}!"
+            )
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    """The CPU's answer, its tensors on the device unless the call asks for another one."""
+    name = func.name().partition(".")[0]
+    flat = tree_flatten((args, kwargs))[0]
+    if name not in _ACROSS:
+        same_device(name, [value for value in flat if isinstance(value, torch.Tensor) and value.dim()])
+    target = kwargs.get("device")
+    leaves = target is not None and torch.device(target).type != "npu"
+    if name == "aten::_local_scalar_dense" or (leaves and any(isinstance(value, NpuTensor) for value in flat)):
+        host_reads.append(name)
+    low_args, low_kwargs = tree_map(lower, (args, kwargs))
+    out = func(*low_args, **low_kwargs)
+    if leaves:
+        return out
+    if name == "aten::set_":  # a wrapper cannot change its shape: the answer is another one
+        return lift(out)
+    on_device = target is not None or any(isinstance(value, NpuTensor) for value in flat)
+    if name == "aten::copy_" and not isinstance(args[0], NpuTensor):
+        host_reads.append(name)
+        return args[0]
+    out = tree_map(lift, out) if on_device else out
+    return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def install(module: Any) -> None:
+    """Gives torch the device type npu and `module` as torch.npu; RuntimeError where the name is taken."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend("npu", backend_module=module)
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
+    factories = torch.library.Library("aten", "IMPL")
+    for name in _FACTORIES:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        factories.impl(name, _made_here(op), "PrivateUse1")
+    _kept.extend((everything, factories))
+    torch.tensor = _built_on_cpu(torch.tensor)
+    torch.as_tensor = _built_on_cpu(torch.as_tensor)
+
+
+def _made_here(op: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _run(op, args, kwargs)
+
+
+def _built_on_cpu(build: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch.tensor, which asserts on a device of this kind."""
+
+    def built(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        if device is None or torch.device(device).type != "npu":
+            return build(data, *args, device=device, **kwargs)
+        requires_grad = kwargs.pop("requires_grad", False)
+        if isinstance(data, NpuTensor):
+            return build(data, *args, **kwargs)
+        return build(data, *args, **kwargs).to(device).requires_grad_(requires_grad)
+
+    return built

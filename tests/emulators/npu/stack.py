@@ -1,0 +1,125 @@
+"""What machine the emulator passes for: the releases, the chip and the lint mode; every fact of a version is a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class TorchNpu:
+    """A release of torch_npu: what its schemas have."""
+
+    fusion_tail: bool  #: softmax_layout, sink, dropout_mask, seed, offset after `sync`
+    fia_v2: bool  #: npu_fused_infer_attention_score_v2
+
+
+@dataclass(frozen=True)
+class Cann:
+    """A release of the runtime below: what its kernels take."""
+
+    tnd_head_dims: frozenset[int]  #: of npu_fused_infer_attention_score in TND
+    tnd_fp16: bool  #: of the same
+    tnd_paged: bool  #: of the same, with a block table
+    tnd_without_mask: bool  #: False: its TND with sparse_mode 0 gives the mean of V
+    sink: bool
+    fusion_head_dim: int  #: the largest of npu_fusion_attention; documents also say 768
+    fia_page: int  #: the largest block_size of its prompt kernel; a constant in the sources says 1024
+
+
+#: torch_npu's releases, as their own op list declares them. A newer one is a new row.
+TORCH_NPU = {
+    "2.6.0": TorchNpu(fusion_tail=False, fia_v2=False),
+    "2.9.1": TorchNpu(fusion_tail=True, fia_v2=True),
+    "2.13.0": TorchNpu(fusion_tail=True, fia_v2=True),
+    "2.14.0": TorchNpu(fusion_tail=True, fia_v2=True),
+}
+
+#: CANN's releases. "broken" is the stack of a public report, with its fault.
+_NEWEST = Cann(
+    tnd_head_dims=frozenset({64, 128, 192}), tnd_fp16=False, tnd_paged=True, tnd_without_mask=True, sink=True,
+    fusion_head_dim=512, fia_page=512,
+)  # fmt: skip
+CANN = {
+    "8.2": replace(_NEWEST, tnd_head_dims=frozenset({128, 192}), tnd_paged=False, sink=False),
+    "8.5": _NEWEST,
+    "8.5-fp16": replace(_NEWEST, tnd_fp16=True),
+    "8.5-768": replace(_NEWEST, fusion_head_dim=768, fia_page=1024),
+    "broken": replace(_NEWEST, tnd_without_mask=False),
+}
+
+#: Chip -> the number that get_soc_version() gives and the device's name; "none" is a machine without a card.
+SOCS = {
+    "310P": (202, "Ascend310P3"),
+    "A2": (222, "Ascend910B3"),
+    "A3": (252, "Ascend910_9391"),
+    "A5": (260, "Ascend950"),
+    "none": (-1, ""),
+}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One machine. With `lint`, what the vendor leaves undefined or gets silently wrong is a LintError."""
+
+    torch_npu: str = "2.13.0"
+    cann: str = "8.5"
+    soc: str = "A2"
+    lint: bool = False
+    release: TorchNpu = field(init=False, repr=False)
+    kernels: Cann = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "release", TORCH_NPU[self.torch_npu])
+        object.__setattr__(self, "kernels", CANN[self.cann])
+
+    @property
+    def soc_version(self) -> int:
+        """The vendor's number of the chip."""
+        return SOCS[self.soc][0]
+
+    @property
+    def device_count(self) -> int:
+        """Cards that the process sees."""
+        return 0 if self.soc == "none" else 1
+
+
+class LintError(AssertionError):
+    """The vendor would go on here, with an undefined or a silently wrong answer. Raised in lint mode only."""
+
+
+_CURRENT = [Stack()]
+
+
+def current() -> Stack:
+    """The machine now passed for."""
+    return _CURRENT[-1]
+
+
+@contextmanager
+def using(**changes: object) -> Iterator[Stack]:
+    """The current machine with changes: `using(lint=True)`, `using(soc="A5")`."""
+    _CURRENT.append(replace(current(), **changes))  # type: ignore[arg-type]
+    try:
+        yield current()
+    finally:
+        _CURRENT.pop()
+
+
+def require(held: bool, words: str) -> None:
+    """A check of torch_npu itself: RuntimeError with its words where it does not hold."""
+    if not held:
+        raise RuntimeError(words)
+
+
+def require_op(held: bool, op: str, words: str, code: int = 561103) -> None:
+    """A check below torch_npu: RuntimeError that names the op and the code (161002 a parameter, 561103 tiling)."""
+    if not held:
+        raise RuntimeError(f"call {op} failed, error code is {code}\nEZ9999: Inner Error! {words}")
+
+
+def lint(held: bool, words: str) -> None:
+    """What the vendor does not check: LintError in lint mode, nothing otherwise."""
+    if current().lint and not held:
+        raise LintError(words)

@@ -1,0 +1,43 @@
+"""The emulated device under torch_npu, the real MindIE-SD and diffusers, each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.emulated
+
+ROOT = Path(__file__).parents[3]
+#: A folder with the vendor's real Python packages, where they are not installed.
+PACKAGES = "EMULATED_PACKAGES"
+
+
+@pytest.mark.parametrize("group", ["native", "mindiesd", "diffusers"])
+def test_scenes(group: str, tmp_path: Path) -> None:
+    folder = os.environ.get(PACKAGES, "")
+    if group != "native" and importlib.util.find_spec(group) is None and not Path(folder, group).is_dir():
+        pytest.skip(f"{group} is not here (pip install --no-deps --target FOLDER {group}; {PACKAGES}=FOLDER)")
+    paths = os.pathsep.join(filter(None, (str(ROOT), folder)))
+    env = os.environ | {"PYTHONPATH": paths, "HOME": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-m", "tests.emulators.npu.scene", group]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_conformance_kit_runs_on_the_emulated_device() -> None:
+    command = [sys.executable, "-m", "tests.emulators.npu.run_kit", "npu:sdpa", "--structures", "dense"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run(
+        [*command, "--dtypes", "float16"], env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["failures"] == []
+    assert report["counts"]["npu:sdpa"]["dense"]["native"] > 80
