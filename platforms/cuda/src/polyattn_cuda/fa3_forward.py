@@ -19,7 +19,7 @@ from polyattn.vendor import (
     varlen,
     varlen_padding,
 )
-from polyattn_cuda.fa3_operator import REACH, Result, Window, operator, placed, sides, splits
+from polyattn_cuda.fa3_operator import REACH, Result, Window, attend, operator, placed, sides, splits
 from polyattn_cuda.layout import aligned, reachable, walkable
 from polyattn_cuda.repair import repair_documents, repair_samples
 from polyattn_cuda.rows import ROWS
@@ -44,12 +44,10 @@ def dense(
         q, scale = positive_scale(q, scale)
     if not (walkable(q) and walkable(k) and walkable(v)):
         q, k, v = reachable(q), reachable(k), reachable(v)
-    left, right = sides(window)
     place = out if out is None or walkable(out) else None
-    result, lse, _, _ = operator()(
-        q, k, v, None, None, None, place, None, None, None, None, None, None, None, None, None, None, None, None, None,
-        None, None, None, scale, causal, left, right, 0, softcap, False, None, splits(q.shape, k.shape), None, 0,
-    )  # fmt: skip
+    result, lse = attend(
+        q, k, v, place, causal=causal, scale=scale, window=window, softcap=softcap, splits=splits(q.shape, k.shape)
+    )
     return placed(result, place, out), lse if need_lse else None
 
 
@@ -99,11 +97,10 @@ def documents(
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     q, k, v = reachable(q), reachable(k), reachable(v)
-    left, right = sides(window)
     place = out if out is None or walkable(out) else None
-    result, lse, _, _ = operator()(
-        q, k, v, None, None, None, place, cu_q, cu_k, None, None, None, max_q, max_k, None, None, None, None, None,
-        None, None, None, None, scale, causal, left, right, 0, softcap, False, None, 1, None, 0,
+    result, lse = attend(
+        q, k, v, place, causal=causal, scale=scale, window=window, softcap=softcap,
+        cu_q=cu_q, cu_k=cu_k, max_q=max_q, max_k=max_k,
     )  # fmt: skip
     repair_documents(
         q, k, v, result, lse if need_lse else None, (causal, scale, window, softcap),
@@ -135,21 +132,16 @@ def key_padding(
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     q, k, v = reachable(q), reachable(k), reachable(v)
-    left, right = sides(window)
     place = out if out is None or walkable(out) else None
     used = meta.seqused
-    every = meta.queries == "all"
-    result, lse, _, _ = operator()(
-        q, k, v, None, None, None, place, None, None, None, None if every else used, used, None, None, None, None,
-        None, None, None, None, None, None, None, scale, causal, left, right, 0, softcap, False, None, 1, None, 0,
-    )  # fmt: skip
+    asked = None if meta.queries == "all" else used
+    result, lse = attend(
+        q, k, v, place, causal=causal, scale=scale, window=window, softcap=softcap, used_q=asked, used_k=used
+    )
     row_lse = lse if need_lse else None
-    if not every:
-        ROWS.clear(result, row_lse, used)
-    repair_samples(
-        q, k, v, result, row_lse, (causal, scale, window, softcap),
-        used_q=None if every else used, used_k=used, reach=REACH,
-    )  # fmt: skip
+    if asked is not None:
+        ROWS.clear(result, row_lse, asked)
+    repair_samples(q, k, v, result, row_lse, (causal, scale, window, softcap), used_q=asked, used_k=used, reach=REACH)
     return placed(result, place, out), lse if need_lse else None
 
 

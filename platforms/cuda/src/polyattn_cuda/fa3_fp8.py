@@ -9,7 +9,7 @@ import torch
 
 from polyattn.vendor import KeyPaddingMeta, Quant, positive_scale, prefix, varlen, varlen_padding
 from polyattn_cuda import quantise
-from polyattn_cuda.fa3_operator import REACH, Result, Window, operator, placed, sides
+from polyattn_cuda.fa3_operator import REACH, Result, Window, attend, placed
 from polyattn_cuda.layout import walkable
 from polyattn_cuda.repair import repair_documents
 from polyattn_cuda.rows import ROWS
@@ -81,13 +81,11 @@ def documents(
     """The varlen kernel of `polyattn.vendor.varlen`. A document beside which values are strange is computed exactly."""
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    left, right = sides(window)
     small = quantise.packed(q, k, v, _quant(options).rotate, cu_q, cu_k, max_q, max_k)
     place = out if out is not None and out.dtype == torch.bfloat16 and walkable(out) else None
-    result, lse, _, _ = operator()(
-        small.q, small.k, small.v, None, None, None, place, cu_q, cu_k, None, None, None, max_q, max_k, None, None,
-        None, None, None, None, small.q_descale, small.k_descale, small.v_descale, scale, causal, left, right, 0,
-        softcap, False, None, 1, None, 0,
+    result, lse = attend(
+        small.q, small.k, small.v, place, causal=causal, scale=scale, window=window, softcap=softcap,
+        cu_q=cu_q, cu_k=cu_k, max_q=max_q, max_k=max_k, descales=(small.q_descale, small.k_descale, small.v_descale),
     )  # fmt: skip
     result = result.to(q.dtype)
     row_lse = lse if need_lse else None
@@ -121,13 +119,11 @@ def _samples(
 ) -> Result:
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    left, right = sides(window)
     small = quantise.batched(q, k, v, _quant(options).rotate, used_q, used_k)
     place = out if out is not None and out.dtype == torch.bfloat16 and walkable(out) else None
-    result, lse, _, _ = operator()(
-        small.q, small.k, small.v, None, None, None, place, None, None, None, used_q, used_k, None, None, None, None,
-        None, None, None, None, small.q_descale, small.k_descale, small.v_descale, scale, causal, left, right, 0,
-        softcap, False, None, 1, None, 0,
+    result, lse = attend(
+        small.q, small.k, small.v, place, causal=causal, scale=scale, window=window, softcap=softcap,
+        used_q=used_q, used_k=used_k, descales=(small.q_descale, small.k_descale, small.v_descale),
     )  # fmt: skip
     return placed(result.to(q.dtype), place, out), lse if need_lse else None
 

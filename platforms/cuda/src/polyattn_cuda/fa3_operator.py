@@ -17,7 +17,8 @@ Window = tuple[int | None, int | None] | None
 BUILD: FA3Build = installed_build()
 
 
-#: The operator's arguments in order; it is called by position, since naming them costs more than the rest of the slot.
+#: The operator's arguments in order; it is called by position, since naming them for torch costs more than the rest of
+#: the slot.
 _ARGUMENTS = (
     "q", "k", "v", "k_new", "v_new", "q_v", "out", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q",
     "seqused_k", "max_seqlen_q", "max_seqlen_k", "page_table", "kv_batch_idx", "leftpad_k", "rotary_cos", "rotary_sin",
@@ -63,6 +64,42 @@ def _shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tu
     result = q.new_empty(*rows, v.shape[-1], dtype=dtype) if out is None else out
     nothing = q.new_empty(0, dtype=torch.float32)
     return result, q.new_empty(shape, dtype=torch.float32), nothing, nothing
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    place: torch.Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    splits: int = 1,
+    cu_q: torch.Tensor | None = None,
+    cu_k: torch.Tensor | None = None,
+    used_q: torch.Tensor | None = None,
+    used_k: torch.Tensor | None = None,
+    max_q: int | None = None,
+    max_k: int | None = None,
+    descales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The forward with what a slot gives it -> the output, in `place` if there is one, and the LSE.
+
+    q, k, v     [B,Sq,H,D], [B,Sk,Hk,D], [B,Sk,Hk,Dv]; of documents [Tq,H,D], [Tk,Hk,D], [Tk,Hk,Dv]
+    cu_*, max_* int32 [documents + 1] and the longest document
+    used_*      int32 [B]: rows of each sample that count
+    descales    float32 [B,Hk] of q, k and v, where these are e4m3
+
+    What is called for every step of a model (`bound_dense`, `_Attention`) calls the operator itself.
+    """
+    left, right = sides(window)
+    result, lse, _, _ = operator()(
+        q, k, v, None, None, None, place, cu_q, cu_k, None, used_q, used_k, max_q, max_k, None, None, None, None, None,
+        None, *descales, scale, causal, left, right, 0, softcap, False, None, splits, None, 0,
+    )  # fmt: skip
+    return result, lse
 
 
 def sides(window: Window) -> tuple[int, int]:
