@@ -40,7 +40,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[torch.device, str]]
 
     The present version of Triton is taken for a verified one: whether it is one, these tests say.
     """
-    monkeypatch.setattr(launching, "_VERIFIED", {launching._version()})
+    monkeypatch.setattr(launching, "_VERIFIED", {("cuda", launching._version())})
     monkeypatch.setattr(launching, "_variants", {})
     fill_kernel.device_caches.clear()
     launching._direct.cache_clear()
@@ -177,6 +177,20 @@ def test_triton_does_it_where_its_version_is_not_known(
     device, where = place
     monkeypatch.setattr(launching, "_VERIFIED", VERIFIED)
     monkeypatch.setattr(triton, "__version__", version)
+    launching._direct.cache_clear()
+    asked = _counted(monkeypatch)
+    with watched() as seen:
+        for _ in range(3):
+            by_us(device, *_split(arguments(where)))
+    assert len(asked) == len(seen) == 3
+    launching._direct.cache_clear()
+
+
+def test_triton_does_it_where_its_backend_is_not_known(
+    place: tuple[torch.device, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, where = place
+    monkeypatch.setattr(launching, "_VERIFIED", {("another", launching._version())})
     launching._direct.cache_clear()
     asked = _counted(monkeypatch)
     with watched() as seen:

@@ -19,8 +19,9 @@ from triton.compiler import CompiledKernel
 
 from polyattn.kernels.specialised import Layout, key_of, layout_of
 
-#: Versions of Triton with which the tests of this file have passed: what is done here is what they do.
-_VERIFIED = {(3, 6), (3, 9)}
+#: Triton's own backends and versions with which the tests of this file have passed: what is done here is what they do.
+#: That of AMD is not among them: it looks at the size of a tensor's memory, too.
+_VERIFIED = {("cuda", (3, 6)), ("cuda", (3, 9))}
 #: What is remembered at most: kernels with their constants, kinds of arguments of each, and compiled codes of a kind.
 _MOST_VARIANTS = 1024
 _MOST_KINDS = 64
@@ -186,8 +187,8 @@ def _kind_of(kinds: _Kinds, kernel: Any, args: tuple[Any, ...]) -> _Kind:
 
 @cache
 def _direct() -> bool:
-    """Whether this Triton launches as is done here; AMD's looks at the size of a tensor's memory, too."""
-    return _version() in _VERIFIED and triton.runtime.driver.active.get_current_target().backend == "cuda"
+    """Whether this Triton launches as is done here, on this device."""
+    return (triton.runtime.driver.active.get_current_target().backend, _version()) in _VERIFIED
 
 
 def _version() -> tuple[int, ...]:

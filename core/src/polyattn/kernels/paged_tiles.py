@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 #: Shared memory of one program, bytes.
 _SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
@@ -24,10 +25,39 @@ COMBINE_WARPS = 4
 
 #: Splits that may pay: more cost more in partial results than they gain.
 _MOST_SPLITS = 64
-#: On sm_90, for many rows: rows, keys, warps and stages; where pages are whole tiles of 64 keys, and where they are not
-#: and are looked up key by key. From sweeps on an H200.
-_WHOLE = (64, 64, 4, 3)
-_PARTS = (128, 64, 8, 3)
+
+
+class Cut(NamedTuple):
+    """Rows and keys of a tile, warps of a program, and how many tiles of keys are in flight."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+#: Head dims that have cuts of their own: up to 128, 256, 512.
+_WIDTHS = (128, 256, 512)
+#: Head dims above 128, where tensor cores read shared memory.
+_WIDE = ((Cut(64, 32, 8, 2), Cut(32, 32, 4, 2)), (Cut(32, 32, 8, 2), Cut(16, 32, 4, 2)))
+#: Elements of 2 bytes, cuts for each of `_WIDTHS`: the first cut that the rows fill, else the last with fewer rows.
+#: "" is any other architecture, and sm_90: it is from sweeps on an H200.
+_HALF = {
+    "sm_100": ((Cut(128, 64, 8, 3), Cut(64, 64, 4, 3)), *_WIDE),
+    "gfx942": ((Cut(128, 64, 4, 1),), (Cut(64, 32, 4, 1),), (Cut(32, 32, 4, 1),)),
+    "gfx950": ((Cut(128, 64, 4, 2),), (Cut(64, 32, 4, 1),), (Cut(32, 32, 4, 1),)),
+    "": ((Cut(64, 64, 4, 3),), *_WIDE),
+}
+#: Elements of 4 bytes, in IEEE arithmetic without tensor cores: whole operands must fit the registers.
+_SINGLE = {
+    "gfx942": ((Cut(32, 16, 4, 1),), (Cut(16, 16, 4, 1),), (Cut(16, 16, 4, 1),)),
+    "gfx950": ((Cut(32, 16, 4, 1),), (Cut(16, 16, 4, 1),), (Cut(16, 16, 4, 1),)),
+    "": ((Cut(32, 16, 8, 1),), (Cut(16, 16, 8, 1),), (Cut(16, 16, 8, 1),)),
+}
+#: Where pages are no whole tiles of 64 keys, which are then looked up key by key: many rows share what that costs.
+_PARTS = {"sm_90": Cut(128, 64, 8, 3)}
+#: What an architecture without cuts of its own is most like, if anything.
+_LIKE = {"sm_103": "sm_100", "gfx90a": "gfx942", "gfx940": "gfx942", "gfx941": "gfx942"}
 
 #: What a program costs beside its keys, a second kernel that combines them, and each split that this one reads: in
 #: tiles of keys, of 1.2 us. Measured on an H200: combining two splits takes 9.1 us, four 9.5 us.
@@ -86,23 +116,16 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def _sizes(work: Work, width: int, arch: str) -> tuple[int, int, int, int]:
+def _sizes(work: Work, width: int, arch: str) -> Cut:
     """Rows, keys, warps and stages before shared memory is looked at."""
     rows = max(_LEAST, power_of_two(work.rows))
-    amd = arch.startswith("gfx")
-    if work.itemsize > 2:  # IEEE arithmetic, without tensor cores: whole operands must fit the registers
-        return min(rows, 32 if width <= 128 else 16), 16, 4 if amd else 8, 1
-    if width > 256:
-        return min(rows, 32), 32, 4 if amd or rows < 32 else 8, 1 if amd else 2
-    if width > 128:
-        return min(rows, 64), 32, 4 if amd or rows < 64 else 8, 1 if amd else 2
-    if amd:
-        return min(rows, 128), 64, 4, 2 if arch == "gfx950" else 1
-    if rows >= 128 and arch == "sm_90":
-        return _PARTS if work.page_size % 64 else _WHOLE
-    if rows >= 128 and arch.startswith("sm_10"):
-        return 128, 64, 8, 3
-    return min(rows, 64), 64, 4, 3
+    table = _SINGLE if work.itemsize > 2 else _HALF
+    place = next(place for place, most in enumerate(_WIDTHS) if width <= most)
+    parts = _PARTS.get(arch) if table is _HALF and place == 0 and work.page_size % 64 else None
+    if parts is not None and rows >= parts.block_m:
+        return parts
+    cuts = table.get(_LIKE.get(arch, arch), table[""])[place]
+    return next((cut for cut in cuts if cut.block_m <= rows), cuts[-1]._replace(block_m=rows))
 
 
 def _beside(block_m: int, warps: int) -> float:
