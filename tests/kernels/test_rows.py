@@ -1,4 +1,4 @@
-"""Rows gathered from padded batches, scattered back, cleared behind an end: against indexing, bit for bit."""
+"""Rows gathered from padded batches and scattered back: against indexing, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,41 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from polyattn.kernels import row_places, row_tiles
+from polyattn.kernels import row_tiles
 from polyattn.kernels import rows as moving
-from polyattn.kernels.row_places import places, places_of
 from polyattn.kernels.rows import blank, clear, pack, unpack
+from tests.kernels.row_layouts import LAYOUTS, NARROW, every_second, laid_out, random
 
 B, S = 2, 37
 #: Positions of 74 kept: the first and the last row, holes, a run over the sample's end.
 INDEX = [0, 1, 5, 9, 35, 36, 37, 38, 55, 73]
 #: (heads, head dim): wide, no power of two, narrower than a vector, one element.
 WIDTHS = [(3, 16), (5, 24), (17, 8), (3, 5), (1, 1), (2, 128)]
-
-
-def _random(device: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).to(device, dtype)
-
-
-def _laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same [B,S,H,D] with other strides; what lies between its rows is NaN."""
-    batch, length, heads, dim = tensor.shape
-    if layout == "heads first":
-        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-    if layout == "fused":
-        whole = tensor.new_full((batch, length, 3, heads, dim), math.nan)
-        whole[:, :, 1] = tensor
-        return whole[:, :, 1]
-    if layout == "sliced":
-        whole = tensor.new_full((batch, length + 3, heads + 1, dim + 2), math.nan)
-        whole[:, 2:-1, 1:, :-2] = tensor
-        return whole[:, 2:-1, 1:, :-2]
-    if layout == "dims apart":
-        return tensor.transpose(2, 3).contiguous().transpose(2, 3)
-    return tensor
-
-
-LAYOUTS = ["contiguous", "heads first", "fused", "sliced", "dims apart"]
 
 
 def _packed(tensor: torch.Tensor, index: list[int]) -> torch.Tensor:
@@ -59,15 +34,15 @@ def test_pack_takes_rows(
 ) -> None:
     index = torch.tensor(INDEX, dtype=index_dtype, device=device)
     for dtype in dtypes:
-        tensor = _random(device, dtype, B, S, heads, dim)
+        tensor = random(device, dtype, B, S, heads, dim)
         assert torch.equal(pack((tensor,), index)[0], _packed(tensor, INDEX)), dtype
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pack_takes_any_strides_and_each_tensor_its_own_heads_and_dim(layout: str, device: str) -> None:
-    q = _laid_out(_random(device, torch.float16, B, S, 6, 24), layout)
-    k = _laid_out(_random(device, torch.float16, B, S, 2, 24), layout)
-    v = _laid_out(_random(device, torch.float16, B, S, 2, 40), layout)
+    q = laid_out(random(device, torch.float16, B, S, 6, 24), layout)
+    k = laid_out(random(device, torch.float16, B, S, 2, 24), layout)
+    v = laid_out(random(device, torch.float16, B, S, 2, 40), layout)
     before = [tensor.clone() for tensor in (q, k, v)]
     packed = pack((q, k, v), torch.tensor(INDEX, device=device))
     for rows, tensor, held in zip(packed, (q, k, v), before, strict=True):
@@ -78,21 +53,21 @@ def test_pack_takes_any_strides_and_each_tensor_its_own_heads_and_dim(layout: st
 
 def test_pack_of_mixed_layouts_in_one_launch(device: str) -> None:
     tensors = tuple(
-        _laid_out(_random(device, torch.float32, B, S, 2, 16), layout) for layout in ("heads first", "fused", "sliced")
+        laid_out(random(device, torch.float32, B, S, 2, 16), layout) for layout in ("heads first", "fused", "sliced")
     )
     for rows, tensor in zip(pack(tensors, torch.tensor(INDEX, device=device)), tensors, strict=True):
         assert torch.equal(rows, _packed(tensor, INDEX))
 
 
 def test_pack_of_a_broadcast_batch(device: str) -> None:
-    tensor = _random(device, torch.float32, 1, S, 2, 16).expand(3, S, 2, 16)
+    tensor = random(device, torch.float32, 1, S, 2, 16).expand(3, S, 2, 16)
     index = [0, 36, 37, 80, 110]
     assert torch.equal(pack((tensor,), torch.tensor(index, device=device))[0], _packed(tensor, index))
 
 
 def test_positions_outside_of_the_tensor_pack_to_zeros(device: str) -> None:
     index = [3, B * S, 7, 1 << 40, -1, B * S - 1]
-    tensor = _random(device, torch.float32, B, S, 3, 8)
+    tensor = random(device, torch.float32, B, S, 3, 8)
     assert torch.equal(pack((tensor,), torch.tensor(index, device=device))[0], _packed(tensor, index))
 
 
@@ -103,13 +78,13 @@ def test_pack_of_a_tensor_without_rows(shape: tuple[int, int], device: str) -> N
 
 
 def test_pack_of_no_positions(device: str) -> None:
-    q, k = _random(device, torch.float32, B, S, 4, 8), _random(device, torch.float32, B, S, 2, 8)
+    q, k = random(device, torch.float32, B, S, 4, 8), random(device, torch.float32, B, S, 2, 8)
     packed = pack((q, k), torch.empty(0, dtype=torch.int64, device=device))
     assert [tuple(rows.shape) for rows in packed] == [(0, 4, 8), (0, 2, 8)]
 
 
 def test_pack_takes_at_most_three(device: str) -> None:
-    tensor = _random(device, torch.float32, 1, 4, 1, 8)
+    tensor = random(device, torch.float32, 1, 4, 1, 8)
     with pytest.raises(ValueError, match="one to three"):
         pack((tensor,) * 4, torch.tensor([0], device=device))
 
@@ -132,9 +107,9 @@ def _expected(rows: torch.Tensor, lse: torch.Tensor, index: list[int]) -> tuple[
 def test_unpack_puts_rows_back_and_blanks_the_others(
     heads: int, dim: int, device: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    lse = _random(device, torch.float32, heads, len(INDEX))
+    lse = random(device, torch.float32, heads, len(INDEX))
     for dtype in dtypes:
-        rows = _random(device, dtype, len(INDEX), heads, dim)
+        rows = random(device, dtype, len(INDEX), heads, dim)
         out, spread = unpack(rows, lse, torch.tensor(INDEX, device=device), None, B, S)
         expected, expected_lse = _expected(rows, lse, INDEX)
         assert torch.equal(out, expected), dtype
@@ -143,8 +118,8 @@ def test_unpack_puts_rows_back_and_blanks_the_others(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_unpack_writes_every_element_of_a_given_buffer_and_nothing_else(layout: str, device: str) -> None:
-    rows = _random(device, torch.float16, len(INDEX), 3, 16)
-    out = _laid_out(torch.full((B, S, 3, 16), math.nan, dtype=torch.float16, device=device), layout)
+    rows = random(device, torch.float16, len(INDEX), 3, 16)
+    out = laid_out(torch.full((B, S, 3, 16), math.nan, dtype=torch.float16, device=device), layout)
     around = out._base if out._base is not None else out
     gaps = around.numel() - out.numel()
     result, lse = unpack(rows, None, torch.tensor(INDEX, device=device), out, B, S)
@@ -155,8 +130,8 @@ def test_unpack_writes_every_element_of_a_given_buffer_and_nothing_else(layout: 
 
 
 def test_unpack_of_strided_rows_and_lse(device: str) -> None:
-    rows = _random(device, torch.float32, 3, len(INDEX), 16).transpose(0, 1)
-    lse = _random(device, torch.float32, len(INDEX), 3).transpose(0, 1)
+    rows = random(device, torch.float32, 3, len(INDEX), 16).transpose(0, 1)
+    lse = random(device, torch.float32, len(INDEX), 3).transpose(0, 1)
     out, spread = unpack(rows, lse, torch.tensor(INDEX, device=device), None, B, S)
     expected, expected_lse = _expected(rows, lse, INDEX)
     assert torch.equal(out, expected)
@@ -165,7 +140,7 @@ def test_unpack_of_strided_rows_and_lse(device: str) -> None:
 
 def test_rows_whose_position_is_outside_are_dropped(device: str) -> None:
     index = [3, B * S, 7, 1 << 40, -1, B * S - 1]
-    rows, lse = _random(device, torch.float32, 6, 3, 8), _random(device, torch.float32, 3, 6)
+    rows, lse = random(device, torch.float32, 6, 3, 8), random(device, torch.float32, 3, 6)
     out, spread = unpack(rows, lse, torch.tensor(index, device=device), None, B, S)
     expected, expected_lse = _expected(rows, lse, index)
     assert torch.equal(out, expected)
@@ -187,133 +162,13 @@ def test_unpack_into_no_rows(device: str) -> None:
     assert tuple(spread.shape) == (2, 3, 0)
 
 
-def test_places_are_the_inverse_index(device: str) -> None:
-    place = places(torch.tensor([4, 9, 2, 6, -3, 0], device=device), 6)
-    assert place.dtype == torch.int32
-    assert place.tolist() == [5, -1, 2, -1, 0, -1]
-
-
-def test_places_are_remembered_while_the_index_lives_and_is_unchanged(device: str) -> None:
-    index = torch.tensor(INDEX, device=device)
-    first = places_of(index, B * S)
-    assert places_of(index, B * S) is first
-    assert places_of(index, 40) is not first
-    assert places_of(index.clone(), B * S) is not first
-    index[0] = 2
-    assert places_of(index, B * S).tolist()[:4] == [-1, 1, 0, -1]
-
-
-def test_an_index_of_inference_mode_may_be_edited(device: str) -> None:
-    """It has no version, so that nothing tells of the edit."""
-    with torch.inference_mode():
-        index = torch.tensor([0, 3, 7], device=device)
-        places_of(index, 9)
-        index.copy_(torch.tensor([1, 4, 8]))
-        assert places_of(index, 9).tolist() == [-1, 0, -1, -1, 1, -1, -1, -1, 2]
-
-
-class _Dying(dict[Any, Any]):
-    """Remembered places whose indices die while the oldest is looked for."""
-
-    def __iter__(self) -> Any:
-        for key in list(self.keys()):
-            self.pop(key, None)
-            yield key
-
-
-class _Dead(_Dying):
-    def __iter__(self) -> Any:
-        self.clear()
-        return iter(())
-
-
-@pytest.mark.parametrize("kind", [_Dying, _Dead])
-def test_places_may_be_forgotten_in_the_midst_of_an_eviction(
-    kind: type[_Dying], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remembered = kind(dict.fromkeys(range(row_places._LIMIT)))
-    monkeypatch.setattr(row_places, "_PLACES", remembered)
-    index = torch.tensor([2, 0], device=device)
-    place = places_of(index, 3)
-    assert place.tolist() == [1, -1, 0]
-    assert places_of(index, 3) is place
-    assert len(remembered) <= row_places._LIMIT
-
-
-@pytest.mark.parametrize("lse_layout", ["contiguous", "rows first", None])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    "used", [(37, 37), (36, 0), (0, 5), (40, -2)], ids=["nothing", "one and all", "most", "out of range"]
-)
-def test_clear_blanks_what_lies_behind_and_nothing_else(
-    used: tuple[int, int], layout: str, lse_layout: str | None, device: str
-) -> None:
-    out = _laid_out(_random(device, torch.float16, B, S, 3, 16), layout)
-    lse = None if lse_layout is None else _random(device, torch.float32, B, 3, S)
-    if lse is not None and lse_layout == "rows first":
-        lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
-    around = (out._base if out._base is not None else out).clone()
-    behind = torch.arange(S, device=device)[None, :] >= torch.tensor(used, device=device)[:, None]
-    expected = out.masked_fill(behind[:, :, None, None], 0.0)
-    expected_lse = None if lse is None else lse.masked_fill(behind[:, None, :], -math.inf)
-    clear(out, lse, torch.tensor(used, dtype=torch.int32, device=device))
-    assert torch.equal(out, expected)
-    assert lse is None or torch.equal(lse, expected_lse)
-    held = out._base if out._base is not None else out
-    assert torch.equal(held.isnan(), around.isnan())  # the gaps between rows
-
-
-@pytest.mark.parametrize("lse_layout", [None, "contiguous", "rows first"])
-@pytest.mark.parametrize("layout", ["contiguous", "heads first", "sliced", "dims apart"])
-def test_blank_takes_the_rows_that_are_not_kept_and_no_other(layout: str, lse_layout: str | None, device: str) -> None:
-    out = _laid_out(_random(device, torch.float16, B, S, 3, 16), layout)
-    lse = None if lse_layout is None else _random(device, torch.float32, B, 3, S)
-    if lse is not None and lse_layout == "rows first":
-        lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
-    keep = torch.rand(B, S, device=device) > 0.1
-    keep[0] = True
-    keep[1, -1] = False
-    expected = out.masked_fill(keep.logical_not()[:, :, None, None], 0.0)
-    expected_lse = None if lse is None else lse.masked_fill(keep.logical_not()[:, None, :], -math.inf)
-    blank(out, lse, keep)
-    assert torch.equal(out, expected)
-    assert lse is None or torch.equal(lse, expected_lse)
-
-
-#: Rows of one head, of one column: all that lies between their elements is the caller's.
-NARROW = [(1, 16), (1, 1), (3, 1)]
-
-
-def _every_second(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same [B,S,H,D] with steps of 2 in its last axis, and all of its memory, NaN in between."""
-    memory = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), math.nan)
-    memory[..., ::2] = tensor
-    return memory[..., ::2], memory
-
-
-@pytest.mark.parametrize(("heads", "dim"), NARROW)
-@pytest.mark.parametrize("what", ["clear", "blank"])
-def test_padding_of_narrow_rows_with_steps_is_blanked_and_nothing_between(
-    what: str, heads: int, dim: int, device: str
-) -> None:
-    out, memory = _every_second(_random(device, torch.float32, B, S, heads, dim))
-    keep = torch.arange(S, device=device)[None, :] < torch.tensor([[3], [S - 1]], device=device)
-    expected = out.masked_fill(keep.logical_not()[:, :, None, None], 0.0)
-    if what == "clear":
-        clear(out, None, keep.sum(1, dtype=torch.int32))
-    else:
-        blank(out, None, keep)
-    assert torch.equal(out, expected)
-    assert bool(memory[..., 1::2].isnan().all())
-
-
 @pytest.mark.parametrize(("heads", "dim"), NARROW)
 def test_narrow_rows_with_steps_are_packed_and_put_back(heads: int, dim: int, device: str) -> None:
-    tensor, _ = _every_second(_random(device, torch.float32, B, S, heads, dim))
+    tensor, _ = every_second(random(device, torch.float32, B, S, heads, dim))
     index = torch.tensor(INDEX, device=device)
     (rows,) = pack((tensor,), index)
     assert torch.equal(rows, _packed(tensor, INDEX))
-    out, memory = _every_second(torch.full((B, S, heads, dim), 7.0, device=device))
+    out, memory = every_second(torch.full((B, S, heads, dim), 7.0, device=device))
     unpack(rows, None, index, out, B, S)
     assert torch.equal(out, _spread(rows, INDEX, B, S, 0.0))
     assert bool(memory[..., 1::2].isnan().all())
@@ -321,7 +176,7 @@ def test_narrow_rows_with_steps_are_packed_and_put_back(heads: int, dim: int, de
 
 def test_an_index_with_steps_is_read_where_it_lies(device: str) -> None:
     index = torch.tensor([[position, 2] for position in INDEX], device=device)[:, 0]
-    tensor = _random(device, torch.float32, B, S, 3, 8)
+    tensor = random(device, torch.float32, B, S, 3, 8)
     (rows,) = pack((tensor,), index)
     assert torch.equal(rows, _packed(tensor, INDEX))
     assert torch.equal(unpack(rows, None, index, None, B, S)[0], _spread(rows, INDEX, B, S, 0.0))
@@ -346,32 +201,13 @@ def test_grids_of_many_short_rows_can_be_launched(what: str, device: str, monkey
     assert all(0 < programs <= 65535 for programs in grid[1:])
 
 
-def test_clear_of_packed_rows_reads_the_last_boundary(device: str) -> None:
-    out, lse = _random(device, torch.float32, 9, 3, 16), _random(device, torch.float32, 3, 9)
-    boundaries = torch.tensor([0, 4, 7], dtype=torch.int32, device=device)
-    kept, kept_lse = out[:7].clone(), lse[:, :7].clone()
-    clear(out.unsqueeze(0), lse.unsqueeze(0), boundaries[-1:])
-    assert torch.equal(out, torch.cat([kept, torch.zeros_like(out[7:])]))
-    assert torch.equal(lse, torch.cat([kept_lse, torch.full_like(lse[:, 7:], -math.inf)], dim=1))
-
-
-def test_clear_of_more_tiles_than_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_tiles, "CLEARING_PROGRAMS", 2)
-    monkeypatch.setattr(row_tiles, "cut", lambda width, itemsize: row_tiles.Cut(64, 2, 2, 128))
-    monkeypatch.setattr(moving, "_clearing", moving._clearing.__wrapped__)  # remembered plans are cut otherwise
-    out = _random(device, torch.float32, 1, 70, 3, 40)
-    expected = torch.cat([out[:, :3], torch.zeros_like(out[:, 3:])], dim=1)
-    clear(out, None, torch.tensor([3], dtype=torch.int32, device=device))
-    assert torch.equal(out, expected)
-
-
 def test_the_gradient_of_pack_goes_back_to_the_rows(device: str) -> None:
     index = torch.tensor([*INDEX[:-1], B * S + 1], device=device)
-    q = _random(device, torch.float32, B, S, 4, 8).requires_grad_()
-    k = _random(device, torch.float32, B, S, 2, 8)
-    v = _laid_out(_random(device, torch.float32, B, S, 2, 16), "heads first").requires_grad_()
+    q = random(device, torch.float32, B, S, 4, 8).requires_grad_()
+    k = random(device, torch.float32, B, S, 2, 8)
+    v = laid_out(random(device, torch.float32, B, S, 2, 16), "heads first").requires_grad_()
     rows = pack((q, k, v), index)
-    grads = tuple(_random(device, torch.float32, *part.shape) for part in rows)
+    grads = tuple(random(device, torch.float32, *part.shape) for part in rows)
     got = torch.autograd.grad((rows[0], rows[2]), (q, v), (grads[0], grads[2]))
     assert not rows[1].requires_grad
     for found, grad in zip(got, (grads[0], grads[2]), strict=True):
@@ -380,10 +216,10 @@ def test_the_gradient_of_pack_goes_back_to_the_rows(device: str) -> None:
 
 def test_the_gradient_of_unpack_is_gathered(device: str) -> None:
     index = torch.tensor([*INDEX[:-1], B * S + 1], device=device)
-    rows = _random(device, torch.float32, len(INDEX), 3, 8).requires_grad_()
-    lse = _random(device, torch.float32, 3, len(INDEX)).requires_grad_()
+    rows = random(device, torch.float32, len(INDEX), 3, 8).requires_grad_()
+    lse = random(device, torch.float32, 3, len(INDEX)).requires_grad_()
     out, spread = unpack(rows, lse, index, None, B, S)
-    grad, grad_lse = _random(device, torch.float32, B, S, 3, 8), _random(device, torch.float32, B, 3, S)
+    grad, grad_lse = random(device, torch.float32, B, S, 3, 8), random(device, torch.float32, B, 3, S)
     got, got_lse = torch.autograd.grad((out, spread), (rows, lse), (grad, grad_lse))
     assert torch.equal(got, _packed(grad, index.tolist()))
     assert torch.equal(got_lse, _packed(grad_lse.transpose(1, 2), index.tolist()).transpose(0, 1))
@@ -391,7 +227,7 @@ def test_the_gradient_of_unpack_is_gathered(device: str) -> None:
 
 def test_pack_and_unpack_are_differentiable_twice(device: str) -> None:
     index = torch.tensor(INDEX, device=device)
-    q = _random(device, torch.float32, B, S, 2, 8).requires_grad_()
+    q = random(device, torch.float32, B, S, 2, 8).requires_grad_()
 
     def total(q: torch.Tensor) -> torch.Tensor:
         rows = pack((q,), index)[0]
@@ -407,7 +243,7 @@ def test_pack_and_unpack_are_differentiable_twice(device: str) -> None:
 def test_inference_mode(device: str) -> None:
     with torch.inference_mode():
         index = torch.tensor(INDEX, device=device)
-        tensor = _random(device, torch.float32, B, S, 3, 8)
+        tensor = random(device, torch.float32, B, S, 3, 8)
         rows = pack((tensor,), index)[0]
         out, _ = unpack(rows, None, index, None, B, S)
     assert torch.equal(out, _spread(_packed(tensor, INDEX), INDEX, B, S, 0.0))
