@@ -1,4 +1,7 @@
-"""The attention backends of Ascend NPU, fastest first."""
+"""The attention backends of Ascend NPU; `order.py` says which is asked first.
+
+Their places, as the modules come: fusion, mindie, fia, laser, quant, then the core's portable ones.
+"""
 
 from __future__ import annotations
 
@@ -17,4 +20,4 @@ def _of_these_devices(backend: Backend) -> Backend:
     return replace(backend, slots=slots)
 
 
-BACKENDS: tuple[Backend, ...] = tuple(_of_these_devices(backend) for backend in generic_backends())
+BACKENDS: tuple[Backend, ...] = (*(_of_these_devices(backend) for backend in generic_backends()),)
