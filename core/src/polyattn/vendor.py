@@ -48,12 +48,14 @@ if TYPE_CHECKING:
     from polyattn.backends.fused import positive_scale as positive_scale
     from polyattn.backends.generic import generic_backends as generic_backends
     from polyattn.backends.masked import masked as masked
+    from polyattn.backends.masked import under_positions as under_positions
     from polyattn.backends.row_ops import TORCH_ROWS as TORCH_ROWS
     from polyattn.backends.row_ops import TRITON_ROWS as TRITON_ROWS
     from polyattn.backends.row_ops import RowOps as RowOps
     from polyattn.backends.triton import triton_backend as triton_backend
     from polyattn.backends.visibility import Visibility as Visibility
     from polyattn.compositions.loop import document_loop as document_loop
+    from polyattn.compositions.pack import packed_rows as packed_rows
     from polyattn.compositions.segments import spans_into as spans_into
     from polyattn.compositions.slice import prefix as prefix
     from polyattn.compositions.slice import prefix_into as prefix_into
@@ -107,6 +109,8 @@ _LAZY = {
     "derived": "polyattn.backends.derived",
     "empty_attention": "polyattn.backends.empty",
     "masked": "polyattn.backends.masked",
+    "under_positions": "polyattn.backends.masked",
+    "packed_rows": "polyattn.compositions.pack",
     "positive_scale": "polyattn.backends.fused",
     "prefix": "polyattn.compositions.slice",
     "prefix_into": "polyattn.compositions.slice",

@@ -46,15 +46,23 @@ def masked(
     options: tuple[object, ...],
 ) -> Result:
     """A slot for "mask" and "bias" over `attend`; `bias_dtype` says which dtype its additive masks want beside q's."""
+    meta, q, k, v = under_positions(meta, q, k, v, causal, window)
+    mask = meta.keep if meta.keep is not None else _bias(meta, bias_dtype(q.dtype))
+    result, lse = attend(q, k, v, mask=mask, causal=False, scale=scale, softcap=softcap, need_lse=need_lse)
+    return written(out, result), lse
+
+
+def under_positions(
+    meta: MaskMeta, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: Window
+) -> tuple[MaskMeta, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The mask with causal and a window in it, the same object each time; q, k, v with 0 where nothing reaches."""
     meta = with_positions(meta, q.shape[1], k.shape[1], causal, window)
     blank = _blank(meta, q.shape[2] // k.shape[2])
     if blank.rows is not None:
         q = q.masked_fill(blank.rows, 0.0)
     if blank.keys is not None:
         k, v = k.masked_fill(blank.keys, 0.0), v.masked_fill(blank.keys, 0.0)
-    mask = meta.keep if meta.keep is not None else _bias(meta, bias_dtype(q.dtype))
-    result, lse = attend(q, k, v, mask=mask, causal=False, scale=scale, softcap=softcap, need_lse=need_lse)
-    return written(out, result), lse
+    return meta, q, k, v
 
 
 def by_visibility(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends
+from polyattn_npu import fusion
 
 #: What these devices compute in. They have no float64.
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
@@ -20,4 +21,7 @@ def _of_these_devices(backend: Backend) -> Backend:
     return replace(backend, slots=slots)
 
 
-BACKENDS: tuple[Backend, ...] = (*(_of_these_devices(backend) for backend in generic_backends()),)
+BACKENDS: tuple[Backend, ...] = (
+    fusion.backend(),
+    *(_of_these_devices(backend) for backend in generic_backends()),
+)
