@@ -1,0 +1,86 @@
+"""The package mindiesd: imported once and late, for that changes the process; before it, what its files say.
+
+Importing it prepends to ASCEND_CUSTOM_OPP_PATH and sets `torch_npu.npu.config.allow_internal_format`: no route that
+ends elsewhere imports it. CANN reads that path when it starts, so that a program which uses MindIE-SD's own ops (laser)
+imports mindiesd before it first touches a device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from polyattn.vendor import Machine, Requires, installed_versions
+
+PACKAGE = "mindiesd"
+#: The variable by which mindiesd itself overrides the op of its manual mode, at every call.
+FA_TYPE = "MINDIE_SD_FA_TYPE"
+_VARIANT = "MINDIESD_PLUGIN_VARIANT"
+
+#: What mindiesd imports, the last two without declaring it.
+REQUIRES = (
+    Requires(PACKAGE, "3.1.0", "pip install mindiesd, after the torch and torch-npu that fit your CANN"),
+    Requires("einops", "", "mindiesd imports it without declaring it"),
+    Requires("safetensors", "", "mindiesd imports it without declaring it"),
+)
+#: The name, among a machine's build facts, of the torch releases ("2.13") that its mindiesd has plugins for.
+PLUGINS = "mindiesd_plugins"
+
+
+@lru_cache(maxsize=1)
+def _imported() -> Any:
+    """The module, or what its import raised: each attempt would lengthen ASCEND_CUSTOM_OPP_PATH again."""
+    try:
+        return import_module(PACKAGE)
+    except Exception as error:  # whatever a half-installed torch-npu or CANN raises
+        return error
+
+
+def package() -> Any:
+    """The module; ImportError, with the cause, where it is installed and yet cannot be imported."""
+    module = _imported()
+    if isinstance(module, Exception):
+        raise ImportError(
+            f"{PACKAGE} is installed but cannot be imported ({type(module).__name__}: {module}); "
+            "backend='-mindie,-laser' leaves its backends out"
+        ) from module
+    return module
+
+
+def import_failure() -> str:
+    """Why it cannot be imported, after trying; empty where it can."""
+    try:
+        package()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def without_plugin(machine: Machine) -> tuple[str, ...]:
+    """Against a torch that mindiesd has no plugin for: importing it would fail."""
+    plugins = machine.build_facts.get(PLUGINS)
+    if plugins is None and machine.versions.get(PACKAGE) == installed_versions([PACKAGE]).get(PACKAGE):
+        plugins = _plugins()
+    torch = ".".join(machine.versions.get("torch", "").partition("+")[0].split(".")[:2])
+    if not plugins or not torch or torch in plugins or machine.env.get(_VARIANT):
+        return ()
+    have = machine.versions.get(PACKAGE, "")
+    return (
+        f"{PACKAGE} {have} has plugins for torch {', '.join(plugins)}, and this is {torch} ({_VARIANT} forces one)",
+    )
+
+
+@lru_cache(maxsize=1)
+def _plugins() -> tuple[str, ...]:
+    """The torch releases of the installed one's plugins; none where its file is missing."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        return ()
+    table = Path(spec.origin).with_name("_torch_variants.py")
+    if not table.is_file():
+        return ()
+    return tuple(runpy.run_path(str(table)).get("SUPPORTED_TORCH_PLUGIN_VARIANTS", ()))
