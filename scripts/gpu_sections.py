@@ -17,6 +17,7 @@ EXPECTED = {
 BENCHMARKS = {
     "dense": 150,
     "host_time": 120,
+    "small": 150,
     "key_padding": 120,
     "row_movement": 90,
     "documents": 150,

@@ -36,13 +36,16 @@ def main() -> int:
     learned = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
     layer = pa.Attention(2, 64)
     compiled = torch.compile(lambda q, k, v: pa.attention(q, k, v), fullgraph=True)
+    compiled_sdpa = torch.compile(lambda q, k, v: sdpa(q, k, v)(), fullgraph=True)
     inference = {
         "polyattn inference": lambda: ours(q, k, v),
         "polyattn layer": lambda: lambda: layer(q, k, v),
+        "polyattn fa3": lambda: ours(q, k, v, backend="fa3"),
         "polyattn compiled": lambda: lambda: compiled(q, k, v),
         "fa3 raw": lambda: fa3(q, k, v),
         "fa3 wrapper": lambda: fa3_wrapper(q, k, v),
         "torch sdpa": lambda: sdpa(q, k, v),
+        "torch sdpa compiled": lambda: lambda: compiled_sdpa(q, k, v),
     }
     training = {"polyattn with grad": lambda: ours(*learned), "torch sdpa with grad": lambda: sdpa(*learned)}
     with torch.no_grad():

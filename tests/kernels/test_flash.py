@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import polyattn as pa
+from polyattn.backends import triton_flash
+from polyattn.door.request import Request, TensorFacts
 from polyattn.kernels import flash
 from polyattn.kernels.flash import Scoring, Visibility, batched, packed
 from polyattn.kernels.launch import Prepared
@@ -68,6 +70,43 @@ def test_positions(device: str, dtypes: tuple[torch.dtype, ...], rule: str) -> N
         scoring = Scoring(causal, 0.3, window, 0.0)
         got = batched(q, k, v, _unwritten(q, v), scoring, need_lse=True)
         _agree(got, _wanted(q, k, v, causal=causal, window=window, scale=0.3), dtype)
+
+
+@pytest.mark.parametrize("need_lse", [False, True])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, (3, None))])
+@pytest.mark.parametrize("layout", ["as it is", "heads first", "parameter", "misaligned"])
+def test_the_slot_bound_to_a_shape_is_the_slot(
+    device: str, need_lse: bool, causal: bool, window: Any, layout: str
+) -> None:
+    q, k, v = (_random(device, torch.float16, 2, rows, heads, 40) for rows, heads in ((30, 4), (70, 2), (70, 2)))
+    if layout == "heads first":
+        q, k, v = (_laid_out(tensor, layout) for tensor in (q, k, v))
+    if layout == "parameter":
+        q = torch.nn.Parameter(q, requires_grad=False)
+    facts = (TensorFacts(tuple(t.shape), t.stride(), "float16") for t in (q, k, v))
+    request = Request(*facts, device=str(q.device), causal=causal, scale=0.3, window=window, softcap=9.0, lse=need_lse)
+    run = triton_flash.bound_dense(request, ())
+    assert run is not None
+    rules: dict[str, Any] = {"causal": causal, "scale": 0.3, "window": window, "softcap": 9.0}
+    want = triton_flash.dense(q, k, v, None, meta=None, need_lse=need_lse, options=(), **rules)
+    for _ in range(2):
+        out, lse = run(q, _moved(k) if layout == "misaligned" else k, v, None, meta=None)
+        assert torch.equal(out, want[0])
+        assert (lse is None) is (want[1] is None)
+        if want[1] is not None:
+            assert torch.equal(lse, want[1])
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, a multiple of 2 and not of 16 bytes into its memory."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return room[1:].view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.parametrize("change", [{"out": True}, {"autocast_dtype": "float16"}])
+def test_a_call_with_a_buffer_or_a_cast_is_not_bound(change: dict[str, Any]) -> None:
+    facts = TensorFacts.contiguous((1, 4, 2, 16), "float16")
+    assert triton_flash.bound_dense(Request(facts, facts, facts, **change), ()) is None
 
 
 @pytest.mark.parametrize("scale", [0.5, -0.5, 0.0])

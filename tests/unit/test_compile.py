@@ -220,7 +220,7 @@ def test_reloading_the_traced_module_keeps_its_operator() -> None:
 def test_the_operators_pass_torchs_own_checks() -> None:
     torch.compile(pa.attention, backend="eager")(*[torch.zeros(1, 1, 1, 1)] * 3)  # they are defined where first needed
     q = torch.randn(1, 4, 2, 8, requires_grad=True)
-    facts = "\x1e".join(["", "", "1", "1", *[""] * 7])  # causal, with its LSE
-    rest = (*[None] * 5, 0, 0, -1, -1, 0.3, 0.0, facts)
-    torch.library.opcheck(torch.ops.polyattn.attention.default, (q, q, q, *rest))
-    torch.library.opcheck(torch.ops.polyattn.inference.default, (q.detach(), q.detach(), q.detach(), *rest))
+    rest = (*[None] * 5, 0, 0, -1, -1, 0.3, 0.0)
+    causal_with_lse, causal = ("\x1e".join(["", "", "1", lse, *[""] * 7]) for lse in ("1", ""))
+    torch.library.opcheck(torch.ops.polyattn.attention.default, (q, q, q, *rest, causal_with_lse))
+    torch.library.opcheck(torch.ops.polyattn.inference.default, (*[q.detach()] * 3, *rest, causal))

@@ -102,8 +102,12 @@ def attend_traced(
             _stated(configured), method or "", _flag(rotate), _flag(deterministic),
         )
     )  # fmt: skip
-    operator = torch.ops.polyattn.attention if _wants_grad(q, k, v, *anchors) else torch.ops.polyattn.inference
-    result, lse = operator(q, k, v, s0, s1, s2, s3, handle, i0, i1, left, right, scale_, float(softcap), facts)
+    inputs = (q, k, v, s0, s1, s2, s3, handle, i0, i1, left, right, scale_, float(softcap), facts)
+    lse = None
+    if return_lse or _wants_grad(q, k, v, *anchors):
+        result, lse = torch.ops.polyattn.attention(*inputs)
+    else:
+        result = torch.ops.polyattn.inference(*inputs)
     if out is not None:
         needs_grad = q.requires_grad or k.requires_grad or v.requires_grad
         check_out(out, q, k, v, q.dtype, needs_grad and torch.is_grad_enabled())
@@ -156,7 +160,13 @@ def _wants_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The eager call behind the operators; always two tensors."""
+    """The eager call behind the operators of two tensors."""
+    answer = _answer(q, k, v, *rest)
+    return answer if _facts(rest[-1]).lse else (answer, q.new_empty(0, dtype=torch.float32))
+
+
+def _answer(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    """The eager call behind the operators: the output, or the output and the LSE."""
     from polyattn.call import find_plan
 
     s0, s1, s2, s3, handle, i0, i1, left, right, scale, softcap, text = rest
@@ -172,11 +182,10 @@ def _call(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tenso
             q, k, v, structure, facts.causal, scale, window, softcap, facts.lse, None, facts.argument,
             facts.configured, facts.quant, None, facts.deterministic, (), None, True,
         )  # fmt: skip
-        answer = plan.run(q, k, v, None, structure)
+        return plan.run(q, k, v, None, structure)
     finally:
         if token is not None:
             choices_here.reset(token)
-    return answer if facts.lse else (answer, q.new_empty(0, dtype=torch.float32))
 
 
 def _structure(
@@ -193,10 +202,15 @@ def _run(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor
     return result.contiguous(), lse.contiguous()
 
 
-def _infer(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_run` for a graph without gradients, which then need not be turned off."""
-    result, lse = _call(q, k, v, *rest)
-    return result.contiguous(), lse.contiguous()
+def _infer(q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
+    """The output alone, for a graph without gradients: they need not be turned off, and a second tensor costs."""
+    result: torch.Tensor = _answer(q, k, v, *rest)
+    return result.contiguous()
+
+
+def _fake_inference(q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
+    result: torch.Tensor = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return result
 
 
 def _fake(q: Any, k: Any, v: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,7 +260,7 @@ def _fake_backward(grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, *rest: Any)
     return (*grads, rest[0].new_empty(rest[0].shape) if wants_mask else q.new_empty(0))
 
 
-define_once("polyattn::inference", f"({_ARGUMENTS}) -> (Tensor, Tensor)", _infer, _fake)
+define_once("polyattn::inference", f"({_ARGUMENTS}) -> Tensor", _infer, _fake_inference)
 define_once(
     "polyattn::attention",
     f"({_ARGUMENTS}) -> (Tensor, Tensor)",

@@ -19,7 +19,7 @@ def _features(*kinds: str, window: bool = True) -> Features:
 
 
 FLASH_SLOTS: tuple[Slot, ...] = (
-    Slot(f"{_SLOTS}:dense", _features("dense")),
+    Slot(f"{_SLOTS}:dense", _features("dense"), f"{_SLOTS}:bound_dense"),
     Slot(f"{_SLOTS}:prefix_kv", _features("prefix_kv")),
     Slot(f"{_SLOTS}:key_padding", _features("key_padding")),
     Slot(f"{_SLOTS}:packed", _features("packed")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ import torch
 from polyattn.backends.calls import Result
 from polyattn.backends.derived import derived
 from polyattn.backends.visibility import of_packed
+from polyattn.door.request import Request, TensorFacts
 from polyattn.kernels import flash
 from polyattn.kernels.flash import Scoring, Visibility
+from polyattn.kernels.launch import launch_repeated
 from polyattn.structures.key_padding import KeyPaddingMeta
 from polyattn.structures.packed_meta import PackedMeta
 from polyattn.structures.spans import SpansMeta
@@ -35,6 +38,36 @@ def dense(
 ) -> Result:
     """A slot for "dense"."""
     return flash.batched(q, k, v, out, Scoring(causal, scale, window, softcap), need_lse=need_lse)
+
+
+def bound_dense(request: Request, options: tuple[object, ...]) -> Callable[..., Result] | None:
+    """`dense` for one shape: the launch is made ready once, and then takes addresses."""
+    facts = (request.q, request.k, request.v)
+    if request.out or request.autocast_dtype or any(one.stride[-1] != 1 for one in facts):
+        return None
+    device, dtype, need_lse = torch.device(request.device), getattr(torch, request.q.dtype), request.lse
+    result_facts = TensorFacts.contiguous((*request.q.shape[:-1], request.v.shape[-1]), request.q.dtype)
+    scoring = Scoring(request.causal, request.scale, request.window, request.softcap)
+    shape, alike = result_facts.shape, result_facts == request.q
+    samples, rows, heads, _ = shape
+    lse_shape = (samples, heads, rows)
+    launch = flash.batched_launch(
+        device, dtype.itemsize, (torch.Size(request.q.shape), torch.Size(request.v.shape)),
+        tuple(one.stride for one in (*facts, result_facts)), scoring, request.k.shape[1], need_lse=need_lse,
+    )  # fmt: skip
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: None, *, meta: None) -> Result:
+        if not type(q) is type(k) is type(v) is torch.Tensor:
+            return flash.batched(q, k, v, out, scoring, need_lse=need_lse)
+        result = torch.empty_like(q) if alike else q.new_empty(shape)
+        if not need_lse:
+            launch_repeated(launch, q, k, v, result)
+            return result, None
+        lse = torch.empty(lse_shape, dtype=torch.float32, device=device)
+        launch_repeated(launch, q, k, v, result, lse)
+        return result, lse
+
+    return run
 
 
 def prefix_kv(

@@ -15,7 +15,7 @@ import torch
 
 from polyattn.backends.calls import Result
 from polyattn.kernels.flash_kernel import attend_kernel, marked_kernel
-from polyattn.kernels.launch import Prepared, architecture_of, launch_prepared, prepare
+from polyattn.kernels.launch import Prepared, Repeated, architecture_of, launch_prepared, prepare, repeat
 from polyattn.kernels.score_factors import score_factors
 from polyattn.kernels.tiles import BOUNDED_PROGRAMS, chunks, tile_for
 
@@ -25,6 +25,9 @@ Window = tuple[int | None, int | None] | None
 _VECTOR = 16
 #: Columns of a row, and the first offset that 32 bits do not hold.
 _WIDEST, _INT32 = 512, 1 << 31
+
+#: Of the kernel's tensors, those behind the output: LSE, boundaries, and what says who sees whom.
+_ABSENT = 8
 
 
 class Visibility(NamedTuple):
@@ -79,6 +82,27 @@ def batched(
         q, k, v, out, lse if need_lse else None, scoring, visibility,
         cu_q=None, cu_k=None, documents=samples, longest=rows, shift=k.shape[1] - rows,
     )  # fmt: skip
+
+
+def batched_launch(
+    device: torch.device,
+    element_size: int,
+    shapes: tuple[torch.Size, torch.Size],
+    strides: tuple[tuple[int, ...], ...],
+    scoring: Scoring,
+    keys: int,
+    *,
+    need_lse: bool,
+) -> Repeated:
+    """`batched` without visibility for one layout: launched with q, k, v, the output, and the LSE where it is needed.
+
+    `shapes` are q's and v's; `strides` those of q, k, v and the output, all 1 along the last axis.
+    """
+    samples, rows = shapes[0][:2]
+    plan = _plan(
+        device, element_size, *shapes, strides, scoring, None, None, False, False, samples, rows, keys - rows
+    )  # fmt: skip
+    return repeat(plan.attend, (plan.programs,), device, absent=_ABSENT - need_lse)
 
 
 def packed(

@@ -66,6 +66,17 @@ class Prepared:
     kinds: _Kinds = field(default_factory=dict)
 
 
+@dataclass(eq=False)
+class Repeated:
+    """A launch whose tensors have the same dtypes, on one device, each time; `absent` are the arguments behind them."""
+
+    prepared: Prepared
+    grid: tuple[int, int, int]
+    device: torch.device
+    absent: tuple[None, ...]
+    compiled: _Compiled | None = None  #: for tensors at multiples of 16 bytes
+
+
 def prepare(kernel: Any, *numbers: Any, **constants: Any) -> Prepared:
     """For `launch_prepared`, which looks at tensors alone: the kernel's arguments behind them, and its constants."""
     return Prepared(_variant_of(kernel, constants), numbers)
@@ -87,16 +98,44 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
         _start(variant, grid, device, args)
 
 
-def launch_prepared(prepared: Prepared, grid: tuple[int, ...], device: torch.device, *tensors: Any) -> None:
-    """`launch` of what was prepared, behind `tensors` (or None)."""
+def launch_prepared(
+    prepared: Prepared, grid: tuple[int, ...], device: torch.device, *tensors: Any
+) -> _Compiled | None:
+    """`launch` of what was prepared, behind `tensors` (or None) -> what ran, where Triton need not be asked again."""
     if device.type == "meta":
-        return
+        return None
     module = _module(device.type)
     if module is None or module.current_device() == device.index:
-        _start_prepared(prepared, grid, device, tensors)
-        return
+        return _start_prepared(prepared, grid, device, tensors)
     with module.device(device):
-        _start_prepared(prepared, grid, device, tensors)
+        return _start_prepared(prepared, grid, device, tensors)
+
+
+def repeat(prepared: Prepared, grid: tuple[int, ...], device: torch.device, absent: int) -> Repeated:
+    """For `launch_repeated`: `absent` is how many of the kernel's tensors are None behind those that are given."""
+    x, y, z = (*grid, 1, 1)[:3]
+    return Repeated(prepared, (x, y, z), device, (None,) * absent)
+
+
+def launch_repeated(repeated: Repeated, *tensors: torch.Tensor) -> None:
+    """`launch_prepared` of plain tensors (none is fake) on the device that was named: only their addresses differ."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    low = 0
+    for address in addresses:
+        low |= address
+    prepared, compiled, device = repeated.prepared, repeated.compiled, repeated.device
+    if compiled is not None and not low & 15 and not prepared.variant.kernel.pre_run_hooks and not _watched():
+        module = _module(device.type)
+        if module is not None and module.current_device() == device.index:
+            code, run, stream_of, constants = compiled
+            run(
+                *repeated.grid, stream_of(device.index), code.function, code.packed_metadata, None, None, None,
+                *addresses, *repeated.absent, *prepared.numbers, *constants,
+            )  # fmt: skip
+            return
+    started = launch_prepared(prepared, repeated.grid, device, *tensors, *repeated.absent)
+    if not low & 15:
+        repeated.compiled = started
 
 
 def _start(variant: _Variant, grid: tuple[int, ...], device: torch.device, args: tuple[Any, ...]) -> _Compiled | None:
@@ -122,22 +161,24 @@ def _start(variant: _Variant, grid: tuple[int, ...], device: torch.device, args:
     return compiled
 
 
-def _start_prepared(prepared: Prepared, grid: tuple[int, ...], device: torch.device, tensors: tuple[Any, ...]) -> None:
+def _start_prepared(
+    prepared: Prepared, grid: tuple[int, ...], device: torch.device, tensors: tuple[Any, ...]
+) -> _Compiled | None:
     """On the current device. What was prepared does not change, so that the tensors alone decide about the code."""
     kernel = prepared.variant.kernel
     kind = _kind_of(prepared.kinds, kernel, tensors)
     if kind.layout is None or kernel.pre_run_hooks or _watched():
-        _start(prepared.variant, grid, device, (*tensors, *prepared.numbers))
-        return
+        return _start(prepared.variant, grid, device, (*tensors, *prepared.numbers))
     key, addresses = key_of(kind.layout, tensors)
     key = (device.index, *key)
     compiled = kind.compiled.get(key)
     if compiled is not None:
         _run(compiled, grid, device, kind.layout, tensors, addresses, prepared.numbers)
-        return
+        return compiled
     compiled = _start(prepared.variant, grid, device, (*tensors, *prepared.numbers))
     if compiled is not None:
         _remember(kind.compiled, key, compiled, _MOST_COMPILED)
+    return compiled
 
 
 def _run(
