@@ -2,9 +2,10 @@
 
 from polyattn.vendor import Platform
 from polyattn_npu import detection
+from polyattn_npu.options import NpuOptions
 from polyattn_npu.order import order
 
-__all__ = ["platform"]
+__all__ = ["NpuOptions", "platform"]
 
 
 def platform() -> Platform:

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_padding
 from polyattn_npu.mindie_forward import LAYOUT, automatic_op
-from polyattn_npu.mindie_package import FA_TYPE, REQUIRES, without_plugin
-from polyattn_npu.options import NpuOptions, asked_of
+from polyattn_npu.mindie_package import REQUIRES, without_plugin
+from polyattn_npu.options import FA_TYPE, LASER, NpuOptions, asked_of
 
 #: Limits of the op below, npu_fusion_attention. Documents also say 768 for head_dim, and 1K or 2K for documents.
 LARGEST_HEAD_DIM, MOST_HEADS, MOST_ROWS, MOST_DOCUMENTS = 512, 256, 2**20, 1024
 #: Device classes that MindIE-SD knows.
 ARCHS = ("310P", "A2", "A3", "A5")
 
-LASER = "ascend_laser_attention"
 _FORWARD, _VARLEN = "polyattn_npu.mindie_forward", "polyattn_npu.mindie_varlen"
 #: Kinds that run through attention_forward_varlen, which takes no op type and reads no variable.
 _BY_BOUNDARIES = frozenset({"packed", "key_padding"})
@@ -31,7 +30,10 @@ def backend() -> Backend:
         (
             Slot(f"{_FORWARD}:dense", features),
             Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
-            Slot(f"{_VARLEN}:packed", replace(features, kinds=frozenset({"packed"}), causal=True, max_documents=1024)),
+            Slot(
+                f"{_VARLEN}:packed",
+                replace(features, kinds=frozenset({"packed"}), causal=True, max_documents=MOST_DOCUMENTS),
+            ),
             Slot(f"{_VARLEN}:key_padding", replace(features, kinds=frozenset({"key_padding"}), causal=True)),
             Slot(f"{_FORWARD}:mask", replace(features, kinds=frozenset({"mask"}), causal=True, window=True)),
         ),

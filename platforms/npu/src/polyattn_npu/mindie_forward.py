@@ -10,8 +10,8 @@ import torch
 
 from polyattn.vendor import MaskMeta, derived, masked, prefix
 from polyattn_npu import detection
-from polyattn_npu.mindie_package import FA_TYPE, package
-from polyattn_npu.options import NpuOptions, asked_of
+from polyattn_npu.mindie_package import package
+from polyattn_npu.options import FA_TYPE, NpuOptions, asked_of
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
@@ -45,14 +45,18 @@ def attend(
 
 
 def _manual(asked: NpuOptions, device: str) -> dict[str, str]:
-    """The op by name. MindIE-SD reads its variable at every call, the route has read it once: both must agree."""
     op = asked.op_type or automatic_op(_arch(device))
+    undisturbed(op)
+    return {"opt_mode": "manual", "op_type": op, "layout": asked.op_layout or LAYOUT}
+
+
+def undisturbed(op: str) -> None:
+    """RuntimeError where MindIE-SD would run another op: it reads its variable at every call, a route reads it once."""
     forced = os.environ.get(FA_TYPE)
     if forced and forced != op:
         raise RuntimeError(
             f"{FA_TYPE}={forced!r} would replace {op}; it was set after polyattn read it: pa.reload_environment()"
         )
-    return {"opt_mode": "manual", "op_type": op, "layout": asked.op_layout or LAYOUT}
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +99,7 @@ def mask(
     options: tuple[Any, ...],
     **call: Any,
 ) -> Result:
-    """A boolean mask, with causal and a window put into it. Rows that see nothing, the mean of V to the op, become 0."""
+    """A boolean mask, with causal and a window put into it. Rows that see nothing are 0, not the mean of V."""
     batch, queries = q.shape[:2]
     key = ("mindie", batch, queries, causal, window)
 

@@ -17,8 +17,6 @@ from typing import Any
 from polyattn.vendor import Machine, Requires, installed_versions
 
 PACKAGE = "mindiesd"
-#: The variable by which mindiesd itself overrides the op of its manual mode, at every call.
-FA_TYPE = "MINDIE_SD_FA_TYPE"
 _VARIANT = "MINDIESD_PLUGIN_VARIANT"
 
 #: What mindiesd imports, the last two without declaring it.

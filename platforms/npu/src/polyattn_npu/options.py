@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from polyattn.vendor import Options
 
-OP_TYPES = ("fused_attn_score", "prompt_flash_attn", "ascend_laser_attention")
+LASER = "ascend_laser_attention"
+OP_TYPES = ("fused_attn_score", "prompt_flash_attn", LASER)
 OP_LAYOUTS = ("BNSD", "BSND", "BSH")
 OPT_MODES = ("manual", "static", "runtime")
+#: The variable by which MindIE-SD itself overrides the op of its manual mode, at every call.
+FA_TYPE = "MINDIE_SD_FA_TYPE"
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,13 @@ def asked_of(options: tuple[Any, ...]) -> NpuOptions:
     """All NpuOptions among a call's options as one; of a field that several state, the last counts."""
     mine = [option for option in options if isinstance(option, NpuOptions)]
     return NpuOptions(**{name: getattr(option, name) for option in mine for name in option.stated()})
+
+
+def asks_for_laser(options: tuple[Any, ...], variables: Mapping[str, str]) -> bool:
+    """Whether a call's options, or the machine's variables, ask for laser attention: it is float16 all the way."""
+    asked = asked_of(options)
+    stated = asked.laser_input_scale is not None or asked.laser_max_abs is not None
+    return stated or asked.op_type == LASER or (asked.op_type is None and variables.get(FA_TYPE) == LASER)
 
 
 def _is_power_of_two(number: Any) -> bool:

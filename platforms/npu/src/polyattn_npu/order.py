@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from polyattn.vendor import Machine, Request
+from polyattn_npu.options import asks_for_laser
 
-#: Expected. `laser` computes in float16 and `quant` quantises: both take only what asks for them.
-_ORDER = ("fusion", "mindie", "fia", "laser", "quant", "sdpa", "blocked")
+#: Expected. `quant` takes only what asks to be quantised.
+_ORDER = ("fusion", "mindie", "fia", "quant", "sdpa", "blocked")
 
 
 def order(request: Request, machine: Machine) -> tuple[str, ...]:
-    """Backend names, fastest first."""
-    return _ORDER
+    """Backend names, fastest first. `laser`, float16 all the way, comes after all others unless it is asked for."""
+    if asks_for_laser(request.options, machine.env):
+        return ("laser", *_ORDER)
+    return (*_ORDER, "laser")

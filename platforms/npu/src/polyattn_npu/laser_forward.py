@@ -1,0 +1,48 @@
+"""MindIE-SD's laser attention: dense, prefixes of keys as views, one packed document."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from polyattn.vendor import document_loop, positive_scale, prefix
+from polyattn_npu.laser import input_scale
+from polyattn_npu.mindie_forward import Result, Window, only_plain, undisturbed
+from polyattn_npu.mindie_package import package
+from polyattn_npu.options import LASER, asked_of
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: None,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[Any, ...],
+) -> Result:
+    """Every query over every key. A piece of fewer than 2048 rows, as documents have, is fused_attn_score's below."""
+    only_plain(causal, window, softcap, need_lse)
+    undisturbed(LASER)
+    if scale <= 0.0:
+        q, scale = positive_scale(q, scale)
+    factor = input_scale(asked_of(options), q.shape[-1], k.shape[1], scale)
+    if factor != 1:  # a power of two: exact, but for what becomes denormal
+        q, k, v = q / factor, k / factor, v / factor
+    result: torch.Tensor = package().attention_forward(
+        q, k, v, scale=float(scale) * factor * factor, fused=True, opt_mode="manual", op_type=LASER, layout="BNSD"
+    )  # fmt: skip
+    if factor != 1:
+        result = result * factor
+    return (result if out is None else out.copy_(result)), None
+
+
+prefix_kv = partial(prefix, dense)
+packed = partial(document_loop, dense)

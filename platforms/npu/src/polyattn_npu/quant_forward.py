@@ -1,0 +1,100 @@
+"""MindIE-SD's quant_attention: fp8, mxfp8 and mxfp4, with what each leaves to its caller."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from polyattn.vendor import Quant, prefix
+from polyattn_npu.mindie_forward import LAYOUT, Result, Window, only_plain
+from polyattn_npu.mindie_package import package
+from polyattn_npu.options import asked_of
+from polyattn_npu.quant_rotation import rotation
+
+#: mxfp8 packs samples and groups this many values along them: a group must not reach into the next sample.
+_GROUP = 32
+#: mxfp4 fills keys up to a multiple of this, and counts the zeros that it puts there.
+_FILLED = 512
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: None,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[Any, ...],
+) -> Result:
+    """Every query over every key, in the precision asked for."""
+    only_plain(causal, window, softcap, need_lse)
+    quant = options[-1]  # what the core puts last among a quantised call's options
+    assert isinstance(quant, Quant)
+    if scale < 0.0:
+        q, scale = -q, -scale
+    layout = asked_of(options).op_layout or LAYOUT
+    matrix = rotation(q.device, q.dtype, q.shape[-1]) if quant.rotate else None
+    call = partial(_uncounted if quant.method == "mxfp4" else _attend, quant.method, layout, scale, matrix)
+    if q.shape[0] > 1 and _alone(quant.method, k.shape[1]):
+        result = torch.cat([call(*sample) for sample in zip(q.split(1), k.split(1), v.split(1), strict=True)])
+    else:
+        result = call(q, k, v)
+    result = result.to(q.dtype)  # the kernel of mxfp4 writes bfloat16, whatever q is
+    return (result if out is None else out.copy_(result)), None
+
+
+prefix_kv = partial(prefix, dense)
+
+
+def _alone(method: str, keys: int) -> bool:
+    """Whether a sample needs a call of its own."""
+    return method == "fp8" or (method == "mxfp8" and keys % _GROUP != 0)
+
+
+def _attend(
+    method: str,
+    layout: str,
+    scale: float,
+    matrix: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> torch.Tensor:
+    """One call: q [B,Sq,H,D], k and v [B,Sk,Hk,D] -> [B,Sq,H,D]."""
+    if layout == "BNSD":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    result: torch.Tensor = package().quant_attention(
+        q, k, v, precision=method, layout=layout, scale=float(scale), q_rot=matrix, k_rot=matrix
+    )
+    return result.transpose(1, 2) if layout == "BNSD" else result
+
+
+def _uncounted(
+    method: str,
+    layout: str,
+    scale: float,
+    matrix: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> torch.Tensor:
+    """As `_attend`, without the share of the softmax that keys have which are not there: their scores are 0.
+
+    A column of ones beside the values is the share of the real keys, and is divided out. Few keys leave little of it.
+    """
+    if k.shape[1] % _FILLED == 0:
+        return _attend(method, layout, scale, matrix, q, k, v)
+    if matrix is not None:
+        q, k = q @ matrix, k @ matrix
+    width = q.shape[-1]
+    ones = pad(pad(v, (0, 1), value=1.0), (0, width - 1))
+    wide = _attend(method, layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
+    return wide[..., :width] / wide[..., width : width + 1]
