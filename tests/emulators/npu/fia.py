@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.emulators.npu import layouts, sparse
+from tests.emulators.npu import layouts, quant_ops, sparse
 from tests.emulators.npu.fia_checks import NOTHING, SHORT, Facts, check, is_short
 from tests.emulators.npu.numerics import Terms, attend
 
@@ -27,6 +27,8 @@ def npu_fused_infer_attention_score_v2(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **asked: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The second version: other names, and learnable_sink."""
+    if asked.get("query_quant_mode"):
+        return quant_ops.grouped(query, key, value, **asked)
     named = {V2.get(name, name): given for name, given in asked.items()}
     return npu_fused_infer_attention_score(query, key, value, **named)
 

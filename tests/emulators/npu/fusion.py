@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 Seven = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]
+Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"]
+#: Numbers that dropout's generator starts from, one a call that drops.
+_OFFSETS = count()
 
 
 def npu_fusion_attention(
@@ -29,10 +33,17 @@ def npu_fusion_attention(
 ) -> Seven:  # fmt: skip
     """(attention_out, softmax_max, softmax_sum, softmax_out, seed, offset, numels), as the op's schema orders them."""
     asked = DEFAULTS | dict(zip(DEFAULTS, rest, strict=False)) | named
-    asked |= {"head_num": head_num, "input_layout": input_layout}
+    return forward(query, key, value, asked | {"head_num": head_num, "input_layout": input_layout})
+
+
+def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: dict[str, Any]) -> Seven:
+    """The same from all arguments by name; pse_type says whether the bias is added before the scale (1) or after."""
     known = check(query, key, value, asked)
-    if asked["keep_prob"] != 1:
-        raise NotImplementedError("(emulator) dropout is not emulated")
+    drops = asked["keep_prob"] != 1
+    if drops and asked["dropout_mask"] is not None:
+        raise NotImplementedError("(emulator) the format of dropout_mask is not known")
+    seed, offset = (torch.initial_seed() % 2**31, next(_OFFSETS)) if drops else (0, 0)
+    asked = asked | {"seed": seed, "offset": offset}
     out = layouts.unwritten(
         known.layout, known.batch, known.heads, known.queries, known.v_dim, torch.empty(0, dtype=query.dtype)
     )
@@ -43,7 +54,8 @@ def npu_fusion_attention(
         rows[part] = answer.out.to(out.dtype)
         _write_statistics(known, asked, maximum, part, answer.maximum)
         _write_statistics(known, asked, total, part, answer.total)
-    return out, maximum, total, torch.empty(0, dtype=query.dtype), 0, 0, 0
+    numels = known.batch * known.heads * known.queries * known.keys if drops else 0
+    return out, maximum, total, torch.empty(0, dtype=query.dtype), seed, offset, numels
 
 
 def npu_fusion_attention_grad(
@@ -51,7 +63,7 @@ def npu_fusion_attention_grad(
     *, softmax_max: torch.Tensor | None = None, softmax_sum: torch.Tensor | None = None,
     softmax_in: torch.Tensor | None = None, attention_in: torch.Tensor | None = None, scale_value: float = 1.0,
     numels: int = 0, **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+) -> Five:  # fmt: skip
     """(dq, dk, dv, dpse, dsink). The forward's statistics and output are demanded, as the op needs them."""
     asked = DEFAULTS | named | {"scale": scale_value, "head_num": head_num, "input_layout": input_layout}
     known = check(query, key, value, asked)
@@ -59,14 +71,26 @@ def npu_fusion_attention_grad(
         raise RuntimeError(f"call {known.op}Grad failed, error code is 161001: softmax_max, softmax_sum, attention_in")
     grads = [torch.zeros_like(t) for t in (query, key, value)]
     _unwrite_tails(known, grads)
+    pse, sink = asked["pse"], asked["sink"]
+    dpse = torch.zeros_like(pse, dtype=torch.float64) if pse is not None else None
+    dsink = torch.zeros_like(sink, dtype=torch.float64) if sink is not None else None
     dy4, dq, dk, dv = (
         layouts.bnsd(known.layout, t, n)
         for t, n in zip((dy, *grads), (head_num, head_num, *[known.kv_heads] * 2), strict=True)
     )
     for (place, heads, rows), keys, tensors, terms in _matrices(known, asked, query, key, value):
         answer = gradients(dy4[place, heads, rows], *tensors, terms)
-        dq[place, heads, rows], dk[place, heads, keys], dv[place, heads, keys] = (t.to(query.dtype) for t in answer)
-    return grads[0], grads[1], grads[2], None, torch.empty(0)
+        dtype = query.dtype
+        dq[place, heads, rows], dk[place, heads, keys] = answer.q.to(dtype), answer.k.to(dtype)
+        dv[place, heads, keys] = answer.v.to(dtype)
+        if dpse is not None:
+            scores = answer.scores * (terms.scale if terms.before is not None else 1.0)
+            scores = scores.sum(1, keepdim=True) if dpse.shape[2] == 1 else scores
+            dpse[place if dpse.shape[0] == known.batch else 0] += scores
+        if dsink is not None and answer.sink is not None:
+            dsink += answer.sink
+    back = [t.to(kind.dtype) if t is not None else None for t, kind in ((dpse, pse), (dsink, sink))]
+    return grads[0], grads[1], grads[2], back[0], back[1]
 
 
 #: (batch row, heads, rows) of the output as [B,N,S,Dv].
@@ -81,6 +105,9 @@ def _matrices(
         layouts.bnsd(known.layout, t, n) for t, n in ((q, known.heads), (k, known.kv_heads), (v, known.kv_heads))
     )
     lengths = known.documents or [(known.queries, known.keys)] * known.batch
+    draws = None
+    if asked["keep_prob"] != 1:
+        draws = torch.Generator().manual_seed(asked["seed"] * 2**20 + asked["offset"])
     if known.documents is None:
         q_rows = k_rows = [slice(None)] * known.batch
     else:
@@ -89,22 +116,29 @@ def _matrices(
         if lengths[index][0]:
             place = 0 if known.documents is not None else index
             tensors = (q[place, :, rows], k[place, :, keys], v[place, :, keys])
-            yield (place, slice(None), rows), keys, tensors, _terms(known, asked, index, lengths)
+            terms = _terms(known, asked, index, lengths)
+            if draws is not None:
+                shape = (known.heads, *lengths[index])
+                terms = terms._replace(
+                    kept=(torch.rand(shape, generator=draws) < asked["keep_prob"]) / asked["keep_prob"]
+                )
+            yield (place, slice(None), rows), keys, tensors, terms
 
 
 def _terms(known: Shape, asked: dict[str, Any], index: int, lengths: list[tuple[int, int]]) -> Terms:
     pse, mask = asked["pse"], asked["atten_mask"]
     if pse is not None:
         pse = pse[index if pse.shape[0] == known.batch else 0]
+    biases = {"before" if asked.get("pse_type", 1) else "after": pse}
     if mask is None:
-        return Terms(asked["scale"], before=pse, sink=asked["sink"])
+        return Terms(asked["scale"], sink=asked["sink"], **biases)
     queries, keys = lengths[index]
     packed, mode = known.documents is not None, sparse.mode_of_document(asked["sparse_mode"], index, lengths)
     band = sparse.Band(asked["pre_tockens"], asked["next_tockens"])
     prefix = asked["prefix"][index] if asked["prefix"] is not None else None
     drop = sparse.hidden(mode, queries, keys, band, _own_part(known, mode, mask, index, lengths), prefix)
     zeroed = asked["inner_precise"] == 2 or sparse.zeroes_empty_rows(mode, queries, keys, band, prefix, packed)
-    return Terms(asked["scale"], drop, before=pse, sink=asked["sink"], zeroed=zeroed)
+    return Terms(asked["scale"], drop, sink=asked["sink"], zeroed=zeroed, **biases)
 
 
 def _own_part(known: Shape, mode: int, mask: torch.Tensor, index: int, lengths: list[tuple[int, int]]) -> torch.Tensor:

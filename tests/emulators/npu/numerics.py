@@ -27,6 +27,7 @@ class Terms(NamedTuple):
     after: torch.Tensor | None = None  # [N|1,Sq|1,Skv], added after it
     sink: torch.Tensor | None = None  # [N]: a logit of each head without a value
     zeroed: bool = False
+    kept: torch.Tensor | None = None  # [N,Sq,Skv]: what dropout multiplies each weight by
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: Terms) -> Attended:
@@ -39,24 +40,42 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: Terms) -> A
         blank = q.new_zeros(q.shape[:2])
         return Attended(q.new_zeros(*q.shape[:2], v.shape[2]), blank + HIDDEN, blank - HIDDEN)
     weights, maximum, total = _weights(q, k, terms)
-    return Attended(weights @ v, maximum, total)
+    return Attended(_kept(weights, terms) @ v, maximum, total)
 
 
-def gradients(
-    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: Terms
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v from dy [N,Sq,Dv], by the plain formulas: below the dispatcher torch records nothing."""
-    kv_heads, dy = k.shape[0], dy.double()
+class Gradients(NamedTuple):
+    """Of q [N,Sq,D], k and v [Nk,Skv,D], the scores after the scale [N,Sq,Skv] and, if there is one, the sink [N]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scores: torch.Tensor
+    sink: torch.Tensor | None
+
+
+def gradients(dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: Terms) -> Gradients:
+    """From dy [N,Sq,Dv], by the plain formulas: below the dispatcher torch records nothing."""
+    kv_heads, dy, sink = k.shape[0], dy.double(), terms.sink
     q, k, v = _by_head(q, k, v)
     if k.shape[1] == 0:
-        return torch.zeros_like(q), k[:kv_heads], v[:kv_heads]
-    weights, _, _ = _weights(q, k, terms)
-    centre = (dy * (weights @ v)).sum(-1, keepdim=True)
-    dscores = weights * (dy @ v.transpose(1, 2) - centre) * terms.scale
+        none = torch.zeros_like(sink, dtype=torch.float64) if sink is not None else None
+        return Gradients(torch.zeros_like(q), k[:kv_heads], v[:kv_heads], q.new_zeros(*q.shape[:2], 0), none)
+    weights, maximum, total = _weights(q, k, terms)
+    dropped = _kept(weights, terms)
+    centre = (dy * (dropped @ v)).sum(-1, keepdim=True)
+    dscores = _kept(weights * (dy @ v.transpose(1, 2)), terms) - weights * centre
     if terms.drop is not None:
         dscores = dscores.masked_fill(terms.drop, 0.0)
-    dk, dv = dscores.transpose(1, 2) @ q, weights.transpose(1, 2) @ dy
-    return dscores @ k, dk.unflatten(0, (kv_heads, -1)).sum(1), dv.unflatten(0, (kv_heads, -1)).sum(1)
+    dk, dv = (dscores * terms.scale).transpose(1, 2) @ q, dropped.transpose(1, 2) @ dy
+    dsink = None
+    if sink is not None:
+        dsink = -((sink.double()[:, None] - maximum).exp() / total * centre[..., 0]).sum(-1)
+    folded = (t.unflatten(0, (kv_heads, -1)).sum(1) for t in (dk, dv))
+    return Gradients(dscores * terms.scale @ k, *folded, dscores, dsink)
+
+
+def _kept(weights: torch.Tensor, terms: Terms) -> torch.Tensor:
+    return weights if terms.kept is None else weights * terms.kept
 
 
 def _by_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

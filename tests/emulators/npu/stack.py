@@ -11,8 +11,13 @@ from dataclasses import dataclass, field, replace
 class TorchNpu:
     """A release of torch_npu: what its schemas have."""
 
-    fusion_tail: bool  #: softmax_layout, sink, dropout_mask, seed, offset after `sync`
-    fia_v2: bool  #: npu_fused_infer_attention_score_v2
+    fusion_sink: bool = True  #: softmax_layout and sink of npu_fusion_attention and its v2
+    fusion_dropout_mask: bool = True  #: dropout_mask, seed and offset of them
+    fusion_v3: bool = True
+    fia_v2: bool = True
+    block_quant: bool = True
+    mx_quant: bool = True
+    mx_low_bound: bool = True  #: max_low_bound of npu_dynamic_mx_quant
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,18 @@ class Cann:
     fia_page: int  #: the largest block_size of its prompt kernel; a constant in the sources says 1024
 
 
-#: torch_npu's releases, as their own op list declares them. A newer one is a new row.
+#: torch_npu's releases, as the op list in each wheel declares them. A newer one is a new row.
 TORCH_NPU = {
-    "2.6.0": TorchNpu(fusion_tail=False, fia_v2=False),
-    "2.9.1": TorchNpu(fusion_tail=True, fia_v2=True),
-    "2.13.0": TorchNpu(fusion_tail=True, fia_v2=True),
-    "2.14.0": TorchNpu(fusion_tail=True, fia_v2=True),
-}
+    "2.6.0": TorchNpu(
+        fusion_sink=False, fusion_dropout_mask=False, fusion_v3=False, fia_v2=False,
+        block_quant=False, mx_quant=False, mx_low_bound=False,
+    ),
+    "2.9.0": TorchNpu(fusion_dropout_mask=False, fusion_v3=False, mx_quant=False),
+    "2.9.1": TorchNpu(mx_low_bound=False),
+    "2.11.0": TorchNpu(),
+    "2.13.0": TorchNpu(),
+    "2.14.0": TorchNpu(),
+}  # fmt: skip
 
 #: CANN's releases. "broken" is the stack of a public report, with its fault.
 _NEWEST = Cann(
@@ -59,6 +69,15 @@ SOCS = {
 }
 
 
+#: MindIE-SD: the precisions of its quant_attention, which the one on PyPI does not have. Later rows are on that one's
+#: real package, with the function added as the sources to come have it.
+MINDIESD: dict[str, tuple[str, ...]] = {
+    "3.1.0": (),
+    "unreleased-fp8": ("fp8", "mxfp8"),
+    "unreleased": ("fp8", "mxfp8", "mxfp4"),
+}
+
+
 @dataclass(frozen=True)
 class Stack:
     """One machine. With `lint`, what the vendor leaves undefined or gets silently wrong is a LintError."""
@@ -66,6 +85,7 @@ class Stack:
     torch_npu: str = "2.13.0"
     cann: str = "8.5"
     soc: str = "A2"
+    mindiesd: str = "3.1.0"
     lint: bool = False
     release: TorchNpu = field(init=False, repr=False)
     kernels: Cann = field(init=False, repr=False)
@@ -80,6 +100,11 @@ class Stack:
         return SOCS[self.soc][0]
 
     @property
+    def precisions(self) -> tuple[str, ...]:
+        """What mindiesd.quant_attention takes; none where it is missing."""
+        return MINDIESD[self.mindiesd]
+
+    @property
     def device_count(self) -> int:
         """Cards that the process sees."""
         return 0 if self.soc == "none" else 1
@@ -90,6 +115,8 @@ class LintError(AssertionError):
 
 
 _CURRENT = [Stack()]
+#: What every LintError said: a caller that swallows exceptions does not swallow this.
+lints: list[str] = []
 
 
 def current() -> Stack:
@@ -122,4 +149,5 @@ def require_op(held: bool, op: str, words: str, code: int = 561103) -> None:
 def lint(held: bool, words: str) -> None:
     """What the vendor does not check: LintError in lint mode, nothing otherwise."""
     if current().lint and not held:
+        lints.append(words)
         raise LintError(words)

@@ -122,8 +122,3 @@ def test_lint_names_what_is_undefined() -> None:
         with pytest.raises(LintError, match="the mask shows"):
             call(Q, Q, Q, atten_mask=drop(4, 4), pre_tockens=1, next_tockens=0)
     assert call(T, T, T, **(TND | {"actual_seq_kvlen": [0, 6]}))[0].eq(0).all()
-
-
-def test_dropout_is_the_emulator_s_own_limit() -> None:
-    with pytest.raises(NotImplementedError, match="dropout"):
-        call(Q, Q, Q, keep_prob=0.9)

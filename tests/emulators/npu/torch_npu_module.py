@@ -6,23 +6,69 @@ import importlib.machinery
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tests.emulators.npu import device, fia, fusion, laser, prompt, registry, schemas
+from tests.emulators.npu import (
+    device,
+    dtypes,
+    fakes,
+    fia,
+    fia_out,
+    fusion,
+    fusion_gradients,
+    fusion_versions,
+    incre,
+    laser,
+    prompt,
+    quant_attention,
+    quant_ops,
+    quantise,
+    registry,
+    schemas,
+)
 from tests.emulators.npu.stack import SOCS, current
 
-ANSWERS = {
-    "npu_fusion_attention": fusion.npu_fusion_attention,
-    "npu_fusion_attention_grad": fusion.npu_fusion_attention_grad,
-    "npu_fused_infer_attention_score": fia.npu_fused_infer_attention_score,
-    "npu_fused_infer_attention_score_v2": fia.npu_fused_infer_attention_score_v2,
-    "npu_prompt_flash_attention": prompt.npu_prompt_flash_attention,
+
+class Op(NamedTuple):
+    """What stands for one op: its answer, its results without data, the tensors it takes on the CPU."""
+
+    answer: Callable[..., Any]
+    fake: Callable[..., Any]
+    host: tuple[str, ...] = ()
+
+
+_LENGTHS = ("actual_seq_qlen", "actual_seq_kvlen")
+OPS = {
+    "npu_fusion_attention": Op(fusion.npu_fusion_attention, fakes.npu_fusion_attention),
+    "npu_fusion_attention_grad": Op(fusion.npu_fusion_attention_grad, fakes.gradients),
+    "npu_fusion_attention_v2": Op(fusion_versions.npu_fusion_attention_v2, fakes.npu_fusion_attention_v2),
+    "npu_fusion_attention_grad_v2": Op(fusion_versions.npu_fusion_attention_grad_v2, fakes.gradients_v2),
+    "npu_fusion_attention_v3": Op(fusion_versions.npu_fusion_attention_v3, fakes.npu_fusion_attention_v3, _LENGTHS),
+    "npu_fusion_attention_grad_v3": Op(fusion_versions.npu_fusion_attention_grad_v3, fakes.gradients, _LENGTHS),
+    "npu_fused_infer_attention_score": Op(fia.npu_fused_infer_attention_score, fakes.npu_fused_infer_attention_score),
+    "npu_fused_infer_attention_score.out": Op(fia_out.npu_fused_infer_attention_score_out, fakes.out_overload),
+    "_npu_fused_infer_attention_score_get_max_workspace": Op(fia_out.workspace, fia_out.workspace),
+    "npu_fused_infer_attention_score_v2": Op(
+        fia.npu_fused_infer_attention_score_v2, fakes.npu_fused_infer_attention_score_v2
+    ),
+    "npu_fused_infer_attention_score_v2.out": Op(fia_out.npu_fused_infer_attention_score_v2_out, fakes.out_overload),
+    "_npu_fused_infer_attention_score_v2_get_max_workspace": Op(fia_out.workspace, fia_out.workspace),
+    "npu_prompt_flash_attention": Op(prompt.npu_prompt_flash_attention, fakes.like_query),
+    "npu_incre_flash_attention": Op(incre.npu_incre_flash_attention, fakes.like_query),
+    "npu_dynamic_block_quant": Op(quantise.npu_dynamic_block_quant, fakes.npu_dynamic_block_quant),
+    "npu_dynamic_mx_quant": Op(quantise.npu_dynamic_mx_quant, fakes.npu_dynamic_mx_quant),
 }
 #: MindIE-SD's own ops that are answered.
-MINDIESD = {"la": laser.la}
+MINDIESD = {
+    "la": laser.la,
+    "fused_infer_attention_score_v2": quant_ops.fused_infer_attention_score_v2,
+    "quant_flash_attn": quant_ops.quant_flash_attn,
+    "quant_flash_attn_metadata": quant_ops.quant_flash_attn_metadata,
+}
 #: A schema among the strings of an extension's file.
 _SCHEMA = re.compile(r"(\w+)(\((?:Tensor|int) .*\)\s*->\s*.+)", re.DOTALL)
 
@@ -36,14 +82,19 @@ def install() -> None:
     module.__version__ = current().torch_npu  # type: ignore[attr-defined]
     module.npu = npu  # type: ignore[attr-defined]
     sys.modules |= {"torch_npu": module, "torch_npu.npu": npu, "torch.npu": npu}
+    for name, number in dtypes.NAMED.items():
+        setattr(module, name, number)
+    module.float8_e4m3fn, module.float8_e5m2 = torch.float8_e4m3fn, torch.float8_e5m2  # type: ignore[attr-defined]
     for name, schema in schemas.npu(current()).items():
-        registry.define("npu", name, schema, ANSWERS.get(name))
-        setattr(module, name, getattr(torch.ops.npu, name))
-    torch.library.register_autograd(
-        "npu::npu_fusion_attention", _backward, setup_context=_keep, lib=registry._libraries["npu"]
-    )
+        answer, fake, host = OPS[name]
+        registry.define("npu", name, schema, answer, fake=fake, host=host)
+        base = name.partition(".")[0]
+        setattr(module, base, getattr(torch.ops.npu, base))
+    fusion_gradients.register()
     load = torch.ops.load_library
     torch.ops.load_library = lambda path: _load(str(path)) if "libPTAExtensionOPS" in str(path) else load(path)
+    if current().precisions:
+        quant_attention.install()
 
 
 def _load(path: str) -> None:
@@ -88,20 +139,3 @@ def _of_card(index: int, fact: Any) -> Any:
     if not 0 <= index < current().device_count:
         raise AssertionError("Invalid device id")
     return fact
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    names = [a.name for a in torch.ops.npu.npu_fusion_attention.default._schema.arguments]
-    asked = dict(zip(names, inputs, strict=False))
-    ctx.tensors = [asked.pop(name) for name in ("query", "key", "value")]
-    ctx.kept = {"softmax_max": output[1], "softmax_sum": output[2], "attention_in": output[0]}
-    ctx.asked = {n: v for n, v in asked.items() if n not in ("dropout_mask", "seed", "offset", "scale")}
-    ctx.scale, ctx.count = asked["scale"], len(inputs)
-
-
-def _backward(ctx: Any, dy: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
-    head_num, layout = (ctx.asked.pop(name) for name in ("head_num", "input_layout"))
-    grads = torch.ops.npu.npu_fusion_attention_grad(
-        *ctx.tensors, dy, head_num, layout, scale_value=ctx.scale, **ctx.kept, **ctx.asked
-    )
-    return (*grads[:3], *[None] * (ctx.count - 3))

@@ -1,0 +1,65 @@
+"""The conformance kit over every NPU backend on the emulated device, with lint: each structure, in its dtypes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from polyattn.vendor import generic_backends
+from polyattn_npu.backends import BACKENDS
+from tests.emulators.npu.run_kit import PACKAGES, WorkerFailedError, run_kit
+
+pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+
+#: Backend -> the machine it is for.
+STACKS = {
+    "fusion": {"soc": "A2"},
+    "mindie": {"soc": "A3"},
+    "laser": {"soc": "A2"},
+    "fia": {"soc": "A2"},
+    "quant": {"soc": "A5", "mindiesd": "unreleased"},
+}
+#: Backend -> native cases that it must have at least. Laser's kernel wants 2048 rows, which few cases have.
+NATIVE = {"fusion": 150, "mindie": 60, "laser": 1, "fia": 60, "quant": 10}
+#: Those that call the vendor's Python package.
+OVER_MINDIESD = ("mindie", "laser", "quant")
+NAMES = [*STACKS, *sorted({b.name for b in BACKENDS} - {b.name for b in generic_backends()} - set(STACKS))]
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_the_kit_is_green(backend: str) -> None:
+    _need_package(backend)
+    report = run_kit(f"npu:{backend}", dtypes=("bfloat16",), **STACKS.get(backend, {}))
+    assert [f"{failure['case']}: {'; '.join(failure['problems'])}" for failure in report["failures"]] == []
+    assert report["lints"] == []
+    assert report["skipped"] == {}
+    assert sum(results["native"] for results in report["counts"][f"npu:{backend}"].values()) >= NATIVE.get(backend, 30)
+    assert report["ops"], "no native op was called"
+    stack = report["stack"]
+    print(f"npu:{backend} on {stack}, ops {report['ops']}")  # pytest -rP shows it
+    if backend in OVER_MINDIESD:
+        assert stack["mindiesd_package"] == "3.1.0"
+        assert stack["mindiesd_file"].endswith(os.path.join("mindiesd", "__init__.py"))
+
+
+def test_a_backend_that_is_not_here_is_an_error() -> None:
+    with pytest.raises(WorkerFailedError, match="npu:no_such: no such backend here"):
+        run_kit("npu:no_such")
+
+
+def test_the_kit_runs_on_the_emulated_device() -> None:
+    report = run_kit("npu:sdpa", structures=["dense"], dtypes=["float16"])
+    assert report["failures"] == []
+    assert report["counts"]["npu:sdpa"]["dense"]["native"] > 80
+
+
+def _need_package(backend: str) -> None:
+    if backend not in OVER_MINDIESD:
+        return
+    folders = list(filter(None, os.environ.get(PACKAGES, "").split(os.pathsep)))
+    here = importlib.util.find_spec("mindiesd") or any((Path(folder) / "mindiesd").is_dir() for folder in folders)
+    if not here:
+        pytest.skip(f"{backend}: pip install --no-deps --target FOLDER mindiesd==3.1.0, and {PACKAGES}=FOLDER")
