@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends
-from polyattn_npu import fusion, laser, mindie, quant
+from polyattn_npu import fia, fusion, laser, mindie, quant
 
 #: What these devices compute in. They have no float64.
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
@@ -24,6 +24,7 @@ def _of_these_devices(backend: Backend) -> Backend:
 BACKENDS: tuple[Backend, ...] = (
     fusion.backend(),
     mindie.backend(),
+    fia.backend(),
     laser.backend(),
     quant.backend(),
     *(_of_these_devices(backend) for backend in generic_backends()),

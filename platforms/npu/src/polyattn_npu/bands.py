@@ -10,6 +10,8 @@ import torch
 from polyattn_npu.compressed_mask import compressed_mask
 
 Window = tuple[int | None, int | None] | None
+#: An op's names of a window's two sides.
+Sides = tuple[str, str]
 #: What the ops take for unbounded, which is their default too.
 UNBOUNDED = 2147483647
 
@@ -62,7 +64,7 @@ def band_of(queries: int, keys: int, left: int | None, right: int | None) -> Ban
 
 
 def sparse(
-    queries: int, keys: int, left: int | None, right: int | None, device: torch.device, names: tuple[str, str]
+    queries: int, keys: int, left: int | None, right: int | None, device: torch.device, names: Sides
 ) -> dict[str, Any]:
     """The ops' arguments for a band (or for the longest of several documents); `names` are those of its two sides.
 

@@ -11,8 +11,6 @@ Result = tuple[torch.Tensor, torch.Tensor | None]
 
 #: The op's names of a band's two sides, in its own spelling.
 SIDES = ("pre_tockens", "next_tockens")
-#: The invalid-row setting: a row whose mask hides every key gives 0, else the mean of V.
-EMPTY_ROWS_ARE_ZERO = 2
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,119 @@
+"""`npu_fused_infer_attention_score`, torch-npu's attention for inference: what it takes, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
+from polyattn_npu.fusion import HINT, MOST_HEADS
+
+DTYPES = frozenset({"float16", "bfloat16"})
+HEAD_DIMS = range(16, 513, 16)
+#: Of what its prompt and its decode kernel take, what is undisputed.
+PAGE_SIZES = range(128, 513, 128)
+#: Query heads that share a KV head, and numbers in a row of all heads, that it takes at most.
+MOST_SHARING, MOST_IN_A_ROW = 64, 65535
+
+_SAMPLES, _PACKED, _PAGED = (f"polyattn_npu.fia_{room}" for room in ("forward", "packed", "paged"))
+#: A slot and the kinds that it takes; those over pages know no windows: with one query the op ignores them.
+_SLOTS = (
+    (f"{_SAMPLES}:dense", frozenset({"dense"})),
+    (f"{_SAMPLES}:prefix_kv", frozenset({"prefix_kv"})),
+    (f"{_SAMPLES}:key_padding", frozenset({"key_padding"})),
+    (f"{_PACKED}:packed", frozenset({"packed"})),
+    (f"{_SAMPLES}:mask", frozenset({"mask"})),
+    (f"{_SAMPLES}:spans", frozenset({"spans"})),
+    (f"{_PACKED}:packed_spans", frozenset({"packed", "spans"})),
+)
+_OVER_PAGES = (
+    (f"{_PAGED}:paged", frozenset({"paged"})),
+    (f"{_PAGED}:paged_spans", frozenset({"paged", "spans"})),
+)
+
+
+def backend() -> Backend:
+    """`npu:fia`. It has no gradients."""
+    features = Features(causal=True, window=True, lse=True, gqa=True, out=True, dtypes=DTYPES, head_dims=HEAD_DIMS)
+    over_pages = replace(features, window=False, page_sizes=PAGE_SIZES)
+    slots = [
+        Slot(call, replace(known, kinds=kinds))
+        for known, named in ((features, _SLOTS), (over_pages, _OVER_PAGES))
+        for call, kinds in named
+    ]
+    return Backend(
+        "fia",
+        tuple(slots),
+        requires=(Requires("torch-npu", "", HINT),),
+        check=check,
+        tolerances={"float16": 4e-3, "bfloat16": 3e-2},
+    )
+
+
+def check(request: Request, machine: Machine) -> tuple[str, ...]:
+    """What features cannot say: lengths on the device, padding with holes, masks and pools of some shapes, sizes."""
+    return (
+        *varlen_padding.packs_in_place(request, machine),
+        *_lengths(request),
+        *_mask(request),
+        *_pool(request),
+        *_sizes(request),
+        *_chip(machine),
+    )
+
+
+def _lengths(request: Request) -> tuple[str, ...]:
+    kind, facts = request.structure_kind, request.structure_facts
+    if kind in ("key_padding", "packed", "paged") and not facts.host:
+        what = "block tables (which it does not check) and lengths" if kind == "paged" else "lengths"
+        return (
+            f"npu_fused_infer_attention_score takes {what} that the host knows, and only the device knows these: "
+            "build the structure from host data, or with check=True, which reads them once",
+        )
+    if kind == "key_padding" and not facts.prefix:
+        return (
+            "padding with holes: its lengths say how many first keys a row keeps, and some row keeps others; "
+            "npu:fusion packs the kept ones",
+        )
+    return ()
+
+
+def _mask(request: Request) -> tuple[str, ...]:
+    shape = request.structure_facts.mask_shape
+    if request.structure_kind != "mask" or shape is None:
+        return ()
+    reasons = []
+    if shape[1] > 1:
+        reasons.append(f"a mask of {shape[1]} heads: it reads one for all heads; npu:fusion takes one for each")
+    if request.q.shape[1] == 1:
+        reasons.append(
+            "a mask for a single query row: it is read up to key 512 alone, without an error; npu:fusion reads all"
+        )
+    return tuple(reasons)
+
+
+def _pool(request: Request) -> tuple[str, ...]:
+    if request.structure_kind != "paged" or (_is_contiguous(request.k) and _is_contiguous(request.v)):
+        return ()
+    return ("its kernel reads a contiguous pool [pages,page_size,Hk,D] (PagedKVCache has one); this would be copied",)
+
+
+def _is_contiguous(pool: TensorFacts) -> bool:
+    return pool.stride == TensorFacts.contiguous(pool.shape, pool.dtype).stride
+
+
+def _sizes(request: Request) -> tuple[str, ...]:
+    heads, kv_heads, dim = request.num_heads, request.num_kv_heads, request.head_dim
+    reasons = []
+    if heads > MOST_HEADS:
+        reasons.append(f"{heads} query heads are more than the {MOST_HEADS} of one call")
+    if heads > MOST_SHARING * kv_heads > 0:
+        reasons.append(f"{heads} query heads on {kv_heads} KV heads: more than {MOST_SHARING} share one")
+    if heads * dim > MOST_IN_A_ROW:
+        reasons.append(f"{heads} heads of {dim} make rows of more than {MOST_IN_A_ROW} numbers")
+    return tuple(reasons)
+
+
+def _chip(machine: Machine) -> tuple[str, ...]:
+    if machine.arch != "310P":
+        return ()
+    return ("npu_fused_infer_attention_score is used on A2, A3 and A5 here, and this is a 310P",)

@@ -1,0 +1,62 @@
+"""The call of `npu_fused_infer_attention_score` itself: inference alone, inputs made contiguous."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+
+#: The op's names of a window's two sides.
+SIDES = ("pre_tokens", "next_tokens")
+
+
+@lru_cache(maxsize=1)
+def _operator() -> Any:
+    return torch.ops.npu.npu_fused_infer_attention_score
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, need_lse: bool, **asked: Any) -> Result:
+    """Attention of samples: q [B,Sq,H,D], k and v [B,Sk,Hk,D] -> out [B,Sq,H,D], lse [B,H,Sq] | None.
+
+    `asked` are the op's further arguments. What it gives for rows past `actual_seq_lengths`, and as the LSE of a row
+    that sees nothing, is nobody's promise.
+    """
+    return attend_pages(q, k.contiguous(), v.contiguous(), k.shape[2], scale=scale, need_lse=need_lse, **asked)
+
+
+def attend_pages(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_heads: int, *, scale: float, need_lse: bool, **asked: Any
+) -> Result:
+    """As `attend`; with `block_table`, k and v are pools [pages,page_size,Hk*D]."""
+    out, lse = _operator()(
+        q.contiguous(), k, v, num_heads=q.shape[2], num_key_value_heads=kv_heads, input_layout="BSND",
+        scale=float(scale), softmax_lse_flag=need_lse, **asked,
+    )  # fmt: skip
+    return out, lse.squeeze(-1) if need_lse else None
+
+
+def attend_packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    ends_q: tuple[int, ...],
+    ends_k: tuple[int, ...],
+    scale: float,
+    need_lse: bool,
+    **asked: Any,
+) -> Result:
+    """Attention of documents side by side in [T,H,D]: out [T,H,Dv], lse [H,T] | None.
+
+    ends_q, ends_k: where each document ends; the last end is T. `asked` has a mask: without one the packed kernel of a
+    published stack answers with the mean of V.
+    """
+    out, lse = _operator()(
+        q.contiguous(), k.contiguous(), v.contiguous(), num_heads=q.shape[1], num_key_value_heads=k.shape[1],
+        input_layout="TND", scale=float(scale), softmax_lse_flag=need_lse, actual_seq_lengths=list(ends_q),
+        actual_seq_lengths_kv=list(ends_k), **asked,
+    )  # fmt: skip
+    return out, lse.squeeze(-1).transpose(0, 1) if need_lse else None
