@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from tests.emulators.npu import layouts, quant_ops, sparse
-from tests.emulators.npu.fia_checks import NOTHING, SHORT, Facts, check, is_short
+from tests.emulators.npu import fia_masks, fia_pages, layouts, quant_ops
+from tests.emulators.npu.fia_checks import Facts, check
 from tests.emulators.npu.numerics import Terms, attend
 
+NOTHING = 2147483647
 DEFAULTS: dict[str, Any] = {
     "pse_shift": None, "atten_mask": None, "actual_seq_lengths": None, "actual_seq_lengths_kv": None,
     "block_table": None, "num_heads": 1, "scale": 1.0, "pre_tokens": NOTHING, "next_tokens": NOTHING,
@@ -45,20 +46,19 @@ def npu_fused_infer_attention_score(
     heads = facts.heads
     q = layouts.bnsd(facts.layout, query, heads)
     like = torch.empty(0, dtype=query.dtype)
-    out = layouts.unwritten(facts.layout, q.shape[0], heads, q.shape[2], facts.v_dim, like)
-    rows = layouts.bnsd(facts.layout, out, heads)
+    out = layouts.unwritten(facts.out_layout, q.shape[0], heads, q.shape[2], facts.v_dim, like)
+    rows = layouts.bnsd(facts.out_layout, out, heads)
     lse = torch.full((q.shape[0], heads, q.shape[2]), float("nan"))
     for index, (queries, keys) in enumerate(facts.lengths):
         place = 0 if facts.packed else index
         part = facts.q_rows[index]
         k, v = _keys(facts, asked, key, value, index)
-        terms = _terms(facts, asked, index, queries, keys)
         if queries:
-            answer = attend(q[place, :, part], k, v, terms)
+            answer = attend(q[place, :, part], k, v, _terms(facts, asked, index, queries, keys))
             rows[place, :, part] = answer.out.to(out.dtype)
             lse[place, :, part] = (answer.maximum + answer.total.log()).float()
     if not asked["softmax_lse_flag"]:
-        return out, torch.zeros(1)
+        return out, torch.full((1,), float("nan"))
     return out, lse[0].transpose(0, 1)[..., None].contiguous() if facts.packed else lse[..., None]
 
 
@@ -70,36 +70,20 @@ def _keys(
         place = 0 if facts.packed else index
         k, v = (layouts.bnsd(facts.layout, t, facts.kv_heads)[place, :, facts.k_rows[index]] for t in (key, value))
         return k, v
-    pages = -(-facts.lengths[index][1] // asked["block_size"])
-    table = asked["block_table"][index, :pages].long()
-    used = []
-    for pool in (key, value):
-        chosen = pool[table]
-        if pool.dim() == 3:
-            chosen = chosen.unflatten(2, (facts.kv_heads, -1)).transpose(1, 2)
-        used.append(chosen.transpose(0, 1).flatten(1, 2)[:, : facts.lengths[index][1]])
-    return used[0], used[1]
+    table, length, size = asked["block_table"][index], facts.lengths[index][1], asked["block_size"]
+    k, v = (fia_pages.rows_of(pool, table, length, size, facts.kv_heads) for pool in (key, value))
+    return k, v
 
 
 def _terms(facts: Facts, asked: dict[str, Any], index: int, queries: int, keys: int) -> Terms:
-    mask, mode, bias = asked["atten_mask"], asked["sparse_mode"], asked["pse_shift"]
+    bias = asked["pse_shift"]
     if bias is not None:
         bias = bias[index if bias.shape[0] > 1 else 0][..., :queries, :keys]
     if facts.averages:
         return Terms(0.0)
-    if mask is None:
+    if asked["atten_mask"] is None:
         return Terms(asked["scale"], after=bias, sink=asked["learnable_sink"])
-    if mode in (0, 1):
-        full = mask.bool().reshape(-1, *mask.shape[-2:])
-        full = full[index if full.shape[0] > 1 else 0]
-        drop = full[:queries, :keys][None]
-        if is_short(mask) and not facts.step:
-            drop = drop & (torch.arange(keys) < SHORT)
-        if mode == 0:
-            band = sparse.Band(asked["pre_tokens"], asked["next_tokens"])
-            drop = drop | sparse.outside(queries, keys, band, 0)
-    else:
-        band = sparse.Band(asked["pre_tokens"], asked["next_tokens"])
-        drop = sparse.hidden(mode, queries, keys, band, mask, None)
-    zeroed = bool(asked["inner_precise"] & 2) or (mode == 3 and not facts.packed and queries > keys)
+    drop = fia_masks.hidden(asked, index, queries, keys, facts.step)
+    shifted = asked["sparse_mode"] == 3 and not facts.packed and queries > keys
+    zeroed = bool(asked["inner_precise"] & 2) or shifted
     return Terms(asked["scale"], drop, after=bias, sink=asked["learnable_sink"], zeroed=zeroed)

@@ -95,6 +95,9 @@ def _kernel(op: Any, name: str, answer: Callable[..., Any] | None, host: Collect
         counts[name] += 1
         recorded(call)
         device.same_device(name, [value for argument, value in given.items() if argument not in host])
+        for argument in host:
+            if isinstance(given.get(argument), device.NpuTensor):
+                raise RuntimeError(f"{name}: {argument} must be on the CPU, is on npu:0")
         low = tree_map(device.lower, given)
         inputs = [t for n, v in low.items() if n not in outputs for t in tree_flatten(v)[0] if torch.is_tensor(t)]
         versions = [t._version for t in inputs]

@@ -1,8 +1,9 @@
-"""The emulated device under torch_npu, the real MindIE-SD and diffusers, each in a process of its own."""
+"""The emulated device under torch_npu, the real MindIE-SD and diffusers, each scene in a process of its own."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -10,21 +11,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.emulators.npu.run_kit import PACKAGES, ROOT, environment
+
 pytestmark = pytest.mark.emulated
 
-ROOT = Path(__file__).parents[3]
-#: Folders with the vendor's real Python packages, where they are not installed.
-PACKAGES = "EMULATED_PACKAGES"
+HERE = "tests.emulators.npu"
+#: Module of this folder, its scene, the machine, and the vendor's package that it needs.
+SCENES = [
+    ("scenes", "native", {}, ""),
+    ("scenes", "mindiesd", {}, "mindiesd"),
+    ("scenes", "diffusers", {}, "diffusers"),
+    ("scenes_versions", "gradients", {}, ""),
+    ("scenes_versions", "buffers", {}, ""),
+    ("scenes_versions", "fakes", {}, ""),
+    ("scenes_versions", "records", {}, "mindiesd"),
+    ("scenes_versions", "an_old_release", {"torch_npu": "2.6.0"}, ""),
+    ("scenes_mindiesd", "refusals", {}, "mindiesd"),
+    ("scenes_mindiesd", "lint", {"lint": True}, "mindiesd"),
+    ("scenes_quant", "public_function", {"soc": "A5", "mindiesd": "unreleased"}, "mindiesd"),
+    ("scenes_quant", "released_classes", {"soc": "A5"}, "mindiesd"),
+    ("scenes_quant", "refusals", {"soc": "A5", "mindiesd": "unreleased"}, "mindiesd"),
+    ("scenes_quant", "an_earlier_commit", {"soc": "A5", "mindiesd": "unreleased-fp8"}, "mindiesd"),
+]
 
 
-@pytest.mark.parametrize("group", ["native", "mindiesd", "diffusers"])
-def test_scenes(group: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "scene", "stack", "package"), SCENES, ids=[f"{s[0]}-{s[1]}" for s in SCENES])
+def test_scenes(module: str, scene: str, stack: dict, package: str, tmp_path: Path) -> None:
     folders = list(filter(None, os.environ.get(PACKAGES, "").split(os.pathsep)))
-    here = importlib.util.find_spec(group) is not None or any(Path(folder, group).is_dir() for folder in folders)
-    if group != "native" and not here:
-        pytest.skip(f"{group} is not here (pip install --no-deps --target FOLDER {group}; {PACKAGES}=FOLDER)")
-    paths = os.pathsep.join((str(ROOT), *folders))
-    env = os.environ | {"PYTHONPATH": paths, "HOME": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = [sys.executable, "-m", "tests.emulators.npu.scene", group]
+    here = not package or importlib.util.find_spec(package) or any(Path(f, package).is_dir() for f in folders)
+    if not here:
+        pytest.skip(f"{package} is not here (pip install --no-deps --target FOLDER {package}; {PACKAGES}=FOLDER)")
+    env = environment(tmp_path, stack.get("torch_npu", "2.13.0"))
+    command = [sys.executable, "-m", f"{HERE}.scene", f"{HERE}.{module}", scene, json.dumps(stack)]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr[-3000:]
