@@ -1,0 +1,164 @@
+"""npu:mindie: what is refused and why, how documents reach the op, the shape that a mask takes; needs no device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from polyattn.vendor import Accepted, Machine, Request, StructureFacts, TensorFacts, resolve
+from polyattn_npu import NpuOptions, mindie
+from polyattn_npu.mindie_forward import exact
+from polyattn_npu.mindie_varlen import documents_of
+from polyattn_npu.options import FA_TYPE, LASER
+
+A2 = Machine(
+    "npu", "npu", arch="A2", versions={"torch": "2.13.0", "mindiesd": "3.1.0", "einops": "0.8", "safetensors": "0.5"},
+    build_facts={"mindiesd_plugins": ("2.7", "2.13")},
+)  # fmt: skip
+DUO, A5 = replace(A2, arch="310P"), replace(A2, arch="A5")
+
+
+def asked(kind: str = "dense", *, heads: int = 4, kv_heads: int = 4, dim: int = 64, v_dim: int = 64, **facts: Any):
+    lead = () if kind == "packed" else (2,)
+    q, k, v = (
+        TensorFacts.contiguous((*lead, 9, *shape), facts.get("dtype", "float16"))
+        for shape in ((heads, dim), (kv_heads, dim), (kv_heads, v_dim))
+    )
+    facts.pop("dtype", None)
+    return Request(q, k, v, device="npu:0", structure_kind=kind, scale=0.125, **facts)
+
+
+def reasons(request: Request, machine: Machine = A2) -> str:
+    decision = resolve(request, machine, [mindie.backend()])[0]
+    return "" if isinstance(decision, Accepted) else "; ".join(decision.reasons)
+
+
+def options(**stated: Any) -> dict[str, Any]:
+    return {"options": (NpuOptions(**stated),)}
+
+
+PACKED = StructureFacts(documents=3)
+ON_DEVICE = StructureFacts(documents=3, host=False)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        asked(),
+        asked(kv_heads=2),
+        asked(v_dim=32),
+        asked(dim=512, v_dim=512),
+        asked(dtype="float32"),
+        asked(**options(op_layout="BSH")),
+        asked(**options(op_layout="BNSD", op_type="fused_attn_score")),
+        asked(**options(opt_mode="static")),
+        asked(**options(op_type="prompt_flash_attn")),
+        asked("packed", structure_facts=PACKED),
+        asked("packed", structure_facts=PACKED, causal=True, kv_heads=1),
+        asked("mask", structure_facts=StructureFacts(mask_dtype="bool"), causal=True),
+    ],
+)
+def test_what_is_taken(request_) -> None:
+    assert reasons(request_) == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (asked(v_dim=128), ("value head_dim 128", "64")),
+        (asked(dim=576, v_dim=576), ("head_dim 576",)),
+        (asked(heads=512, kv_heads=512), ("512 heads", "256")),
+        (asked(grad=True), ("gradients",)),
+        (asked(lse=True), ("LSE",)),
+        (asked(capturing=True), ("graph capture",)),
+        (asked(deterministic=True), ("deterministic",)),
+        (asked("packed", structure_facts=ON_DEVICE), ("cu_seqlens", "host", "check=True")),
+        (asked("packed", structure_facts=StructureFacts(documents=5000)), ("5000 documents", "1024")),
+        (asked("key_padding", structure_facts=ON_DEVICE), ("KeyPadding", "check=True")),
+        (asked("bias", structure_facts=StructureFacts(mask_dtype="float16")), ("bias",)),
+        (asked(**options(opt_mode="runtime")), ("runtime", "swallows", "'manual'")),
+        (asked(**options(op_type=LASER)), ("npu:laser",)),
+        (asked(**options(opt_mode="static", op_layout="BNSD")), ("static", "leave op_type and op_layout out")),
+        (asked(kv_heads=2, **options(op_layout="BSH")), ("BSH", "2 KV heads for 4", "'BSND'")),
+        (asked(v_dim=32, **options(op_layout="BSH")), ("BSH", "values of 32")),
+        (asked(kv_heads=2, **options(op_type="prompt_flash_attn")), ("2 KV heads", "GQA")),
+        (asked(dtype="float32", **options(op_type="prompt_flash_attn")), ("float32",)),
+        (asked(dim=40, v_dim=40, **options(op_type="prompt_flash_attn")), ("multiple of 16", "40")),
+        (asked("mask", **options(op_type="prompt_flash_attn")), ("rows that a mask hides",)),
+        (asked("packed", structure_facts=PACKED, **options(op_type="prompt_flash_attn")), ("no packed form",)),
+        (asked(**options(laser_input_scale=2)), ("laser_input_scale",)),
+    ],
+)
+def test_a_refusal_says_why(request_, words) -> None:
+    told = reasons(request_)
+    assert all(word in told for word in words), told
+
+
+def test_each_device_class_gets_its_own_op() -> None:
+    assert reasons(asked(), DUO) == ""
+    assert "310P has prompt_flash_attn only" in reasons(asked(**options(op_type="fused_attn_score")), DUO)
+    assert "310P" in reasons(asked(**options(opt_mode="static")), DUO)
+    assert "takes no boundaries" in reasons(asked("packed", structure_facts=PACKED), DUO)
+    assert reasons(asked(), A5) == ""
+    assert "runs fused_attn_score" in reasons(asked(**options(op_type="prompt_flash_attn")), A5)
+    assert "soc123" in reasons(asked(), replace(A2, arch="soc123"))
+    assert reasons(asked(), replace(A2, arch="")) == ""
+
+
+def test_the_vendors_variable_is_never_overruled() -> None:
+    forced = replace(A2, env={FA_TYPE: LASER})
+    told = reasons(asked(), forced)
+    assert f"{FA_TYPE}='{LASER}'" in told
+    assert "opt_mode='static'" in told
+    assert reasons(asked(**options(opt_mode="static")), forced) == ""
+    assert reasons(asked("packed", structure_facts=PACKED), forced) == ""
+    assert reasons(asked(), replace(A2, env={FA_TYPE: "fused_attn_score"})) == ""
+
+
+def test_what_is_not_installed_is_named() -> None:
+    bare = {"torch": "2.13.0", "mindiesd": "3.1.0", "safetensors": "0.5"}
+    assert "einops is not installed" in reasons(asked(), replace(A2, versions=bare))
+    newer = replace(A2, versions={**A2.versions, "torch": "2.14.0+cpu"})
+    assert "plugins for torch 2.7, 2.13, and this is 2.14" in reasons(asked(), newer)
+    assert reasons(asked(), replace(newer, env={"MINDIESD_PLUGIN_VARIANT": "torch213"})) == ""
+
+
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths_k", "causal", "ends_q", "ends_k", "pieces"),
+    [
+        ((2, 1, 3), (2, 1, 3), False, [0, 2, 3, 6], [0, 2, 3, 6], []),
+        ((2, 1, 3), (2, 1, 3), True, [0, 2, 3, 6], [0, 2, 3, 6], []),
+        ((2, 4), (5, 2), True, [0, 2, 4], [0, 5, 7], [0, 2, 2, 2]),
+        ((2, 4), (5, 2), False, [0, 2, 6], [0, 5, 7], []),
+        ((3, 2), (0, 4), False, [0, 0, 2], [0, 0, 4], [3, 0, 0, 2]),
+        ((0, 2), (3, 2), True, [0, 0, 2], [0, 3, 5], []),
+        ((), (), False, [0], [0], []),
+    ],
+)
+def test_documents_reach_the_op_without_rows_that_see_nothing(
+    lengths_q, lengths_k, causal, ends_q, ends_k, pieces
+) -> None:
+    plan = documents_of(lengths_q, lengths_k, causal)
+    assert (plan.ends_q, plan.ends_k, plan.pieces) == (ends_q, ends_k, pieces)
+    assert (plan.rows, plan.keys) == (sum(lengths_q), sum(lengths_k))
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ((1, 1, 1, 7), (1, 1, 5, 7)),
+        ((2, 1, 1, 7), (2, 1, 5, 7)),
+        ((1, 4, 5, 7), (2, 4, 5, 7)),
+        ((2, 4, 1, 7), (2, 4, 5, 7)),
+        ((1, 1, 5, 7), (1, 1, 5, 7)),
+    ],
+)
+def test_a_mask_has_exactly_a_shape_of_the_op(given, taken) -> None:
+    keep = torch.ones(given, dtype=torch.bool)
+    keep[..., 0, :] = False
+    shaped = exact(keep, 2, 5)
+    assert tuple(shaped.keep.shape) == taken
+    assert torch.equal(shaped.blind.expand(2, 5, 4, 1), shaped.keep.any(-1).logical_not().expand(2, 4, 5).mT[..., None])
