@@ -2,7 +2,8 @@
 
 python benchmarks/cuda/small.py [--out DIR] [--small]
 
-A small call is bound by the host, so that what counts is the wall time of many in a row, the last waited for.
+A small call is bound by the host, so that what counts is the wall time of many in a row, the last waited for; in a
+graph the device alone counts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,10 @@ from _peers import offered
 from _record import Asked, Record, arguments
 from training import both
 
+import polyattn as pa
 from polyattn.bench.timing import Timings
+
+Call = Callable[[], Any]
 
 
 class Size(NamedTuple):
@@ -30,90 +35,125 @@ class Size(NamedTuple):
     heads: int
     head_dim: int
 
+    def __str__(self) -> str:
+        return f"{self.queries} x {self.keys}, {self.heads} heads of {self.head_dim}"
+
 
 #: From what the host needs longest for to what keeps the device busy.
-SIZES = (
-    *(Size(tokens, tokens, 2, 64) for tokens in (64, 256, 1024)),
-    *(Size(tokens, tokens, 12, 64) for tokens in (77, 256, 512, 1024, 2048)),
-    *(Size(tokens, tokens, 24, 128) for tokens in (128, 256, 512, 1024, 2048)),
+DENSE = (
+    *(Size(tokens, tokens, 2, 64) for tokens in (64, 1024, 4096)),
+    *(Size(tokens, tokens, 12, 64) for tokens in (77, 512, 1024, 2048, 4096)),
+    Size(16384, 16384, 24, 64),
+    *(Size(tokens, tokens, 24, 128) for tokens in (128, 512, 640, 768, 1024, 2048)),
+    Size(2048, 2048, 2, 128),
     Size(1024, 77, 16, 64),
     Size(4096, 77, 10, 64),
-    Size(1, 2048, 32, 128),
+    Size(4096, 512, 24, 128),
+    Size(64, 2048, 8, 128),
+    Size(1, 1024, 32, 128),
+    Size(1, 4096, 32, 128),
 )
-INFERENCE = ("fa3", "cudnn", "torch_varlen", "triton", "sdpa")
+STRUCTURED = (Size(77, 77, 12, 64), Size(512, 512, 24, 128), Size(1024, 1024, 12, 64), Size(1024, 1024, 24, 128))
+TRAINED = (
+    Size(64, 64, 2, 64), Size(1024, 1024, 12, 64), Size(4096, 77, 10, 64), Size(512, 512, 24, 128),
+    Size(1024, 1024, 24, 128), Size(2048, 2048, 24, 128), Size(4096, 4096, 24, 128),
+)  # fmt: skip
+FORWARD = ("fa3", "cudnn", "triton", "sdpa")
 TRAINING = ("fa3", "cudnn", "sdpa")
 #: The automatic choice may be this much slower than the best one that is named.
 CLOSE = 1.1
-ROUNDS, CALLS = 9, 60
+ROUNDS, CALLS, CAPTURED = 9, 60, 20
 
 
 def main() -> int:
-    """Inference at every size, then forward and backward together."""
+    """Each kind of call at every size."""
     asked = arguments(__doc__)
     torch.set_num_threads(1)
     record = Record("small calls, made one after another", asked.small)
-    sizes = SIZES[:2] if asked.small else SIZES
-    for size in sizes:
-        with torch.no_grad():
-            compare(asked, record, f"inference {_words(size)}", _inference(asked, size), INFERENCE)
-    for size in sizes:
-        compare(asked, record, f"training {_words(size)}", _training(asked, size), TRAINING)
+    with torch.no_grad():
+        for size in DENSE[:2] if asked.small else DENSE:
+            compare(asked, record, f"dense {size}", partial(ours, *tensors(asked, size)), FORWARD)
+        for size in STRUCTURED[:1] if asked.small else STRUCTURED:
+            kept = pa.KeyPadding.from_lengths([size.keys, size.keys * 3 // 4], size.keys)
+            padded = partial(ours, *tensors(asked, size, samples=2), kept)
+            compare(asked, record, f"two padded samples of {size}", padded, FORWARD)
+            documents = pa.Packed.from_lengths([size.keys // 4, size.keys - size.keys // 4])
+            rows = [tensor[0] for tensor in tensors(asked, size)]
+            compare(asked, record, f"two documents in {size}", partial(ours, *rows, documents), FORWARD)
+        if asked.device.type != "cpu":
+            for size in DENSE:
+                made = partial(captured, partial(ours, *tensors(asked, size)))
+                compare(asked, record, f"in a graph, {size}", made, FORWARD, calls=5, share=CAPTURED)
+    for size in TRAINED[:1] if asked.small else TRAINED:
+        compare(asked, record, f"forward and backward {size}", partial(trained, asked, size), TRAINING)
     return record.end(__file__, asked.out)
 
 
 def compare(
-    asked: Asked, record: Record, name: str, made: Callable[[str | None], Callable[[], Any]], backends: tuple[str, ...]
+    asked: Asked,
+    record: Record,
+    name: str,
+    made: Callable[..., Call],
+    backends: tuple[str, ...],
+    *,
+    calls: int = CALLS,
+    share: int = 1,
 ) -> None:
-    """One size: every backend that takes it, and the automatic choice."""
-    named = offered(record, {f"{name}: {backend}": lambda backend=backend: made(backend) for backend in backends})
-    calls = {"automatic": made(None)} | {key.rpartition(" ")[2]: call for key, call in named.items()}
-    timings = in_a_row(calls, asked.device, rounds=2 if asked.small else ROUNDS)
-    record.compare(name, timings, "automatic", route=route(calls["automatic"]))
-    others = [other for other in calls if other != "automatic"]
+    """One size: every backend that takes it, and the automatic choice; each call is `share` attention calls."""
+    automatic = made(backend=None)
+    named = offered(record, {f"{name}: {backend}": partial(made, backend=backend) for backend in backends})
+    candidates = {"automatic": automatic} | {key.rpartition(" ")[2]: call for key, call in named.items()}
+    timings = in_a_row(candidates, asked.device, rounds=2 if asked.small else ROUNDS, calls=calls, share=share)
+    facts = {} if share > 1 else {"route": route(automatic)}
+    record.compare(name, timings, "automatic", **facts)
+    others = [other for other in candidates if other != "automatic"]
     best = max((timings.ratio("automatic", other) for other in others), default=None)
     record.target(f"{name}: automatic / the best", best, at_most=CLOSE)
 
 
-def in_a_row(calls: Mapping[str, Callable[[], Any]], device: torch.device, rounds: int) -> Timings:
-    """Milliseconds a call, of `CALLS` calls until the device is done with them: a value a round."""
+def in_a_row(candidates: Mapping[str, Call], device: torch.device, *, rounds: int, calls: int, share: int) -> Timings:
+    """Milliseconds a call, of `calls` until the device is done with them: a value a round."""
     synchronize = torch.get_device_module(device).synchronize
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(rounds + 1):
-        for name, call in calls.items():
+        for name, call in candidates.items():
             found = []
             for _ in range(3):
                 synchronize()
                 start = time.perf_counter_ns()
-                for _ in range(CALLS):
+                for _ in range(calls):
                     call()
                 synchronize()
-                found.append((time.perf_counter_ns() - start) / CALLS / 1e6)
+                found.append((time.perf_counter_ns() - start) / calls / share / 1e6)
             if number > 0:  # the first warms up
                 taken[name].append(statistics.median(found))
     return Timings({name: tuple(values) for name, values in taken.items()})
 
 
-def _inference(asked: Asked, size: Size) -> Callable[[str | None], Callable[[], Any]]:
-    q, k, v = _tensors(asked, size)
-    return lambda backend: ours(q, k, v, backend=backend)
+def captured(made: Callable[..., Call], *, backend: str | None) -> Call:
+    """`CAPTURED` calls in a graph."""
+    call = made(backend=backend)
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CAPTURED):
+            call()
+    return graph.replay
 
 
-def _training(asked: Asked, size: Size) -> Callable[[str | None], Callable[[], Any]]:
-    inputs = [tensor.requires_grad_() for tensor in _tensors(asked, size)]
-    upstream = torch.randn_like(inputs[0])
-    return lambda backend: both(ours(*inputs, backend=backend), inputs, upstream)
+def trained(asked: Asked, size: Size, *, backend: str | None) -> Call:
+    """Forward and backward."""
+    inputs = [tensor.requires_grad_() for tensor in tensors(asked, size)]
+    return both(ours(*inputs, backend=backend), inputs, torch.randn_like(inputs[0]))
 
 
-def _tensors(asked: Asked, size: Size) -> list[torch.Tensor]:
-    shape = (size.heads, size.head_dim)
+def tensors(asked: Asked, size: Size, samples: int = 1) -> list[torch.Tensor]:
+    """q, k and v of a size."""
     return [
-        torch.randn(1, rows, *shape, device=asked.device, dtype=asked.dtype)
+        torch.randn(samples, rows, size.heads, size.head_dim, device=asked.device, dtype=asked.dtype)
         for rows in (size.queries, size.keys, size.keys)
     ]
-
-
-def _words(size: Size) -> str:
-    return f"{size.queries} x {size.keys}, {size.heads} heads of {size.head_dim}"
 
 
 if __name__ == "__main__":
