@@ -32,7 +32,7 @@ def key_padding(
     need_lse: bool,
     options: tuple[object, ...],
 ) -> Result:
-    """Prefixes of the keys where they are, by their lengths on the host; causal and windows of the same queries alone."""
+    """Prefixes of the keys where they are, by their lengths on the host; causal, windows of the same queries only."""
     samples.no_softcap(softcap)
     assert meta.lengths is not None
     if scale <= 0.0:

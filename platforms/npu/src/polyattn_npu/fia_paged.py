@@ -86,7 +86,7 @@ def paged_spans(
     need_lse: bool,
     options: tuple[object, ...],
 ) -> Result:
-    """A call for each piece of a row's queries inside or outside its spans, over pages that were written once before."""
+    """A call for each piece of a row's queries inside or outside its spans, over pages written once before."""
     no_softcap(softcap)
     assert meta.spans is not None
     if scale <= 0.0:
