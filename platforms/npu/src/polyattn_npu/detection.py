@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from glob import glob
 from typing import Any
@@ -26,6 +26,7 @@ VARIABLES = (
     "MINDIESD_PLUGIN_VARIANT",
     "ASCEND_CUSTOM_OPP_PATH",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "ASCEND_HOME_PATH",
 )
 #: Kernel packages whose versions are facts of the machine.
 DISTRIBUTIONS = ("mindiesd", "torch-npu", "triton-ascend")
@@ -135,15 +136,26 @@ def _hidden() -> str:
 
 # This vendor's own answers.
 
+#: torch's switch for loading vendors' packages by itself, and where CANN's set_env.sh says that it is.
+AUTOLOAD, CANN_HOME = "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH"
 #: The vendor's numbers of each device class.
 SOC_VERSIONS = {"310P": range(200, 206), "A2": range(220, 226), "A3": range(250, 256), "A5": range(260, 261)}
 
 
 def _unserved(torch: Any) -> str:
-    """Why this torch cannot serve these devices; empty where it can."""
-    if not hasattr(torch, "npu"):
-        return "torch has no npu device: torch-npu is not installed, or was not loaded (TORCH_DEVICE_BACKEND_AUTOLOAD)"
-    return ""
+    """Why this torch cannot serve these devices; empty where it can. torch-npu is never imported to find out.
+
+    Its import without CANN leaves half of it in the process, and a variable set.
+    """
+    if hasattr(torch, "npu"):
+        return ""
+    version = _runtime(torch)
+    if not version:
+        return (
+            "torch has no npu device: torch-npu is not installed; pip install torch==X torch-npu==X.postN, "
+            "the pair that fits your CANN"
+        )
+    return "; ".join((f"torch has no npu device: torch-npu {version} is installed and not loaded", *_unloaded(version)))
 
 
 def _runtime(torch: Any) -> str:
@@ -160,3 +172,11 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
     soc = int(torch.npu.get_soc_version())
     known = [arch for arch, numbers in SOC_VERSIONS.items() if soc in numbers]
     return known[0] if known else f"soc{soc}", str(torch.npu.get_device_name(index))
+
+
+def _unloaded(version: str) -> Iterator[str]:
+    """What keeps an installed torch-npu out, as far as it shows without loading it."""
+    if os.environ.get(AUTOLOAD) == "0":
+        yield f"{AUTOLOAD}=0 keeps it out: unset it where CANN is installed"
+    if not os.environ.get(CANN_HOME):
+        yield f"CANN's {CANN_HOME} is not set: install its toolkit and kernels, then source its set_env.sh"
