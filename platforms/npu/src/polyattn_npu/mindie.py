@@ -14,6 +14,8 @@ LARGEST_HEAD_DIM, MOST_HEADS, MOST_ROWS, MOST_DOCUMENTS = 512, 256, 2**20, 1024
 #: Device classes that MindIE-SD knows.
 ARCHS = ("310P", "A2", "A3", "A5")
 
+#: What runs here of what MindIE-SD calls op types.
+_OPS = ("fused_attn_score", "prompt_flash_attn")
 _FORWARD, _VARLEN = "polyattn_npu.mindie_forward", "polyattn_npu.mindie_varlen"
 #: Kinds that run through attention_forward_varlen, which takes no op type and reads no variable.
 _BY_BOUNDARIES = frozenset({"packed", "key_padding"})
@@ -106,8 +108,9 @@ def _of_op(request: Request, machine: Machine, asked: NpuOptions) -> tuple[str, 
         return (f"op_type={LASER!r} is npu:laser's",)
     forced = machine.env.get(FA_TYPE)
     if forced and forced != op:
+        way_out = f", ask for NpuOptions(op_type={forced!r})" if forced in _OPS else ""
         return (
-            f"{FA_TYPE}={forced!r} replaces {op} in MindIE-SD's manual mode: unset it, or ask for "
+            f"{FA_TYPE}={forced!r} replaces {op} in MindIE-SD's manual mode: unset it{way_out}, or ask for "
             "NpuOptions(opt_mode='static'), which does not read it",
         )
     of_op = _of_prompt(request, machine) if op == "prompt_flash_attn" else _of_fused(machine)
