@@ -5,12 +5,15 @@ Once a process, and for good: `install` names the device, so it belongs into a p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
+
+from tests.emulators.npu import composites
 
 #: Ops that take tensors of two devices, by name without overload; a number (0 axes) is taken by every op.
 _ACROSS = ("aten::_to_copy", "aten::copy_", "aten::index", "aten::index_put", "aten::index_put_", "aten::set_")
@@ -44,8 +47,15 @@ class NpuTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        own = func.namespace != "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1")
-        return func._op_dk(torch._C.DispatchKey.PrivateUse1, *args, **kwargs) if own else _run(func, args, kwargs)
+        if func.namespace == "aten":
+            return _run(func, args, kwargs)
+        if func.namespace == "npu_emulator":  # a graph's, which has CPU tensors, but for a gradient that comes in
+            return tree_map(lift, func(*tree_map(lower, args)))
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1"):
+            return func._op_dk(torch._C.DispatchKey.PrivateUse1, *args, **kwargs)
+        if composites.known(func):
+            return composites.run(func, args, kwargs)
+        return _run(func, args, kwargs)
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["raw"], None
@@ -55,11 +65,36 @@ class NpuTensor(torch.Tensor):
         return NpuTensor(inner["raw"])
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """The CPU tensor's: the wrapper's own has no data."""
-        return self.raw.untyped_storage()
+        """The CPU tensor's, for the wrapper's own has no data; torch's tracers want that of the wrapper."""
+        tracing = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._subclasses.")
+        return super().untyped_storage() if tracing else self.raw.untyped_storage()
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(_listed_on_cpu(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_listed_on_cpu(index), value)
+
+    def new_tensor(self, data: Any, **kwargs: Any) -> torch.Tensor:
+        """By torch.tensor: torch's own asserts on a wrapper."""
+        return torch.tensor(data, **({"dtype": self.dtype, "device": self.device} | kwargs))
+
+    def tolist(self) -> Any:
+        """A read on the host."""
+        host_reads.append("aten::tolist")
+        return self.raw.tolist()
 
     def __repr__(self, **_: Any) -> str:
         return f"NpuTensor({self.raw!r})"
+
+
+def _listed_on_cpu(index: Any) -> Any:
+    """Lists of places as CPU tensors, which index across devices: torch would build them on a wrapper's device."""
+    if isinstance(index, tuple):
+        return tuple(_listed_on_cpu(part) for part in index)
+    if isinstance(index, list):
+        return torch.tensor(index) if index else torch.empty(0, dtype=torch.long)
+    return index
 
 
 def lower(value: Any) -> Any:
@@ -72,10 +107,10 @@ def lower(value: Any) -> Any:
 
 
 def lift(value: Any) -> Any:
-    """A plain CPU tensor as one of the device; anything else as it is."""
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return NpuTensor(value.detach())
-    return value
+    """A CPU tensor, also one that a tracer stands in for, as one of the device; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, NpuTensor) or value.device.type != "cpu":
+        return value
+    return NpuTensor(value.detach())
 
 
 def same_device(name: str, values: Any) -> None:
@@ -117,8 +152,11 @@ def install(module: Any) -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend("npu", backend_module=module)
+    composites.register()
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
+    # nothing is cast by itself: what a caller relies on autocast for, it does not get here
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     factories = torch.library.Library("aten", "IMPL")
     for name in _FACTORIES:
         packet, _, overload = name.partition(".")
