@@ -6,11 +6,11 @@ from polyattn.vendor import Machine, Request
 from polyattn_npu.options import asks_for_laser
 
 #: Expected. `quant` takes only what asks to be quantised.
-_ORDER = ("fusion", "mindie", "fia", "quant", "sdpa", "blocked")
+_EXACT = ("fusion", "mindie", "fia", "sdpa", "blocked", "quant")
 
 
 def order(request: Request, machine: Machine) -> tuple[str, ...]:
-    """Backend names, fastest first. `laser`, float16 all the way, comes after all others unless it is asked for."""
+    """Backend names, fastest first; `laser`, float16 all the way, first where it is asked for and last elsewhere."""
     if asks_for_laser(request.options, machine.env):
-        return ("laser", *_ORDER)
-    return (*_ORDER, "laser")
+        return ("laser", *_EXACT)
+    return (*_EXACT, "laser")
