@@ -62,33 +62,33 @@ _DOCUMENTS = ([2, 3, 4], [3, 1, 5])
 _TABLE, _KV = [[4, 0, 2], [1, 6, -1]], [300, 130]
 
 PATHS = (
-    Path("causal, no mask", "fusion", _attend(_S, _S, causal=True)),
-    Path("causal, no mask, Sq > Skv", "fusion", _attend(_S, _L, causal=True)),
-    Path("causal with a keep mask", "fusion", _attend(_S, _L, lambda pa: pa.Mask.keys(_KEEP), causal=True)),
-    Path("not causal", "fusion", _attend(_S, _L)),
-    Path("not causal", "mindie", _attend(_S, _L)),
-    Path("not causal, a scale of its own", "mindie", _attend(_S, _L, scale=0.3)),
-    Path("not causal, a keep mask", "mindie", _attend(_S, _L, lambda pa: pa.Mask.keys(_KEEP))),
-    Path("not causal, a keep mask", "fusion", _attend(_S, _L, lambda pa: pa.Mask.keys(_KEEP))),
-    Path("packed [real, pad]", "mindie", _attend(_T, _T, lambda pa: pa.Packed.real_and_pad(5, 9))),
-    Path("packed [real, pad]", "fusion", _attend(_T, _T, lambda pa: pa.Packed.real_and_pad(5, 9))),
-    Path("prefix of the keys, laser", "laser", _laser),
+    Path("Causal, no mask", "fusion", _attend(_S, _S, causal=True)),
+    Path("Causal, no mask, Sq > Skv", "fusion", _attend(_S, _L, causal=True)),
+    Path("Causal with a keep mask", "fusion", _attend(_S, _L, lambda pa: pa.Mask.keys(_KEEP), causal=True)),
+    Path("Not causal", "fusion", _attend(_S, _L)),
+    Path("Not causal", "mindie", _attend(_S, _L)),
+    Path("Not causal, a scale of its own", "mindie", _attend(_S, _L, scale=0.3)),
+    Path("Not causal, a keep mask", "mindie", _attend(_S, _L, lambda pa: pa.Mask.keys(_KEEP))),
+    Path("Not causal, a keep mask", "fusion", _attend(_S, _L, lambda pa: pa.Mask.keys(_KEEP))),
+    Path("Packed [real, pad]", "mindie", _attend(_T, _T, lambda pa: pa.Packed.real_and_pad(5, 9))),
+    Path("Packed [real, pad]", "fusion", _attend(_T, _T, lambda pa: pa.Packed.real_and_pad(5, 9))),
+    Path("Prefix of the keys, laser", "laser", _laser),
     *(
-        Path(f"quantised, {method}", "quant", _attend((1, 512, 4, 128), (1, 512, 4, 128), quant=method), "A5")
+        Path(f"Quantised, {method}", "quant", _attend((1, 512, 4, 128), (1, 512, 4, 128), quant=method), "A5")
         for method in ("fp8", "mxfp8", "mxfp4")
     ),
-    Path("(ours) N documents", "fusion", _attend(_T, _T, lambda pa: pa.Packed.from_lengths(*_DOCUMENTS))),
+    Path("Ours: N documents", "fusion", _attend(_T, _T, lambda pa: pa.Packed.from_lengths(*_DOCUMENTS))),
     Path(
-        "(ours) N documents, causal", "fusion",
+        "Ours: N documents, causal", "fusion",
         _attend(_T, _T, lambda pa: pa.Packed.from_lengths(*_DOCUMENTS), causal=True),
     ),
-    Path("(ours) a window", "fusion", _attend(_S, _S, window=(2, 1))),
-    Path("(ours) an additive bias", "fusion", _attend(_S, _L, lambda pa: pa.Mask(torch.zeros(1, 1, 8, 6)))),
-    Path("(ours) spans", "fusion", _attend((1, 8, 4, 64), (1, 8, 4, 64), lambda pa: pa.Spans([[(2, 5)]]))),
-    Path("(ours) padding by lengths", "fia", _attend(_S, _S, lambda pa: pa.KeyPadding.from_lengths([8, 5], 8))),
-    Path("(ours) pages, causal", "fia", _attend(_S, _PAGES, lambda pa: pa.Paged(_TABLE, _KV), causal=True)),
+    Path("Ours: a window", "fusion", _attend(_S, _S, window=(2, 1))),
+    Path("Ours: an additive bias", "fusion", _attend(_S, _L, lambda pa: pa.Mask(torch.zeros(1, 1, 8, 6)))),
+    Path("Ours: spans", "fusion", _attend((1, 8, 4, 64), (1, 8, 4, 64), lambda pa: pa.Spans([[(2, 5)]]))),
+    Path("Ours: padding by lengths", "fia", _attend(_S, _S, lambda pa: pa.KeyPadding.from_lengths([8, 5], 8))),
+    Path("Ours: pages, causal", "fia", _attend(_S, _PAGES, lambda pa: pa.Paged(_TABLE, _KV), causal=True)),
     Path(
-        "(ours) spans over pages", "fia",
+        "Ours: spans over pages", "fia",
         _attend((2, 4, 4, 64), _PAGES, lambda pa: pa.Paged(_TABLE, _KV, None, [[(297, 299)], []])),
     ),
 )  # fmt: skip

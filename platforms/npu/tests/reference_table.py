@@ -25,7 +25,7 @@ MACHINES = ({"soc": "A2"}, {"soc": "A5", "mindiesd": "unreleased"})
 def table() -> str:
     """In the order of PATHS; a path of several calls has a row for each different one."""
     rows = sorted((row for machine in MACHINES for row in _recorded(machine)), key=lambda row: row[0])
-    lines = ["| path | backend | op | arguments beside key and value |", "|---|---|---|---|"]
+    lines = ["| Path | backend | op | arguments beside key and value |", "|---|---|---|---|"]
     for place, calls in groupby(rows, lambda row: row[0]):
         for row, (backend, op, arguments) in enumerate(dict.fromkeys(tuple(call[1:]) for call in calls)):
             title = "" if row else PATHS[place].title
