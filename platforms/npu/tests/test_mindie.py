@@ -108,6 +108,16 @@ def test_each_device_class_gets_its_own_op() -> None:
     assert reasons(asked(), replace(A2, arch="")) == ""
 
 
+def test_a_causal_prefix_runs_by_boundaries() -> None:
+    facts = StructureFacts(queries="same", prefix=True, common_prefix=5)
+    prefix, causal = (asked("prefix_kv", structure_facts=facts, causal=causal) for causal in (False, True))
+    assert reasons(prefix) == reasons(causal) == reasons(prefix, DUO) == ""
+    assert "takes no boundaries" in reasons(causal, DUO)
+    forced = replace(A2, env={FA_TYPE: LASER})
+    assert FA_TYPE in reasons(prefix, forced)
+    assert reasons(causal, forced) == ""
+
+
 def test_the_vendors_variable_is_never_overruled() -> None:
     forced = replace(A2, env={FA_TYPE: LASER})
     told = reasons(asked(), forced)

@@ -49,7 +49,11 @@ def backend() -> Backend:
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """Reasons against a request, before MindIE-SD or the op below would refuse it, or go on with another op."""
     asked = asked_of(request.options)
-    by_kind = _of_documents if request.structure_kind in _BY_BOUNDARIES else _of_op
+    # of prefixes, causal ones run as padding does
+    by_boundaries = request.structure_kind in _BY_BOUNDARIES or (
+        request.structure_kind == "prefix_kv" and request.causal
+    )
+    by_kind = _of_documents if by_boundaries else _of_op
     return (
         *without_plugin(machine),
         *unknown_arch(machine),
