@@ -43,7 +43,7 @@ class Size(NamedTuple):
 DENSE = (
     *(Size(tokens, tokens, 2, 64) for tokens in (64, 1024, 4096)),
     *(Size(tokens, tokens, 12, 64) for tokens in (77, 512, 1024, 2048, 4096)),
-    Size(16384, 16384, 24, 64),
+    Size(8192, 8192, 24, 64),
     *(Size(tokens, tokens, 24, 128) for tokens in (128, 512, 640, 768, 1024, 2048)),
     Size(2048, 2048, 2, 128),
     Size(1024, 77, 16, 64),
@@ -63,6 +63,8 @@ TRAINING = ("fa3", "cudnn", "sdpa")
 #: The automatic choice may be this much slower than the best one that is named.
 CLOSE = 1.1
 ROUNDS, CALLS, CAPTURED = 9, 60, 20
+#: A sample of long calls holds fewer of them, in seconds.
+LONGEST = 0.005
 
 
 def main() -> int:
@@ -72,48 +74,56 @@ def main() -> int:
     record = Record("small calls, made one after another", asked.small)
     with torch.no_grad():
         for size in DENSE[:2] if asked.small else DENSE:
-            compare(asked, record, f"dense {size}", partial(ours, *tensors(asked, size)), FORWARD)
+            compare(asked, record, "dense", size, partial(ours, *tensors(asked, size)), FORWARD)
         for size in STRUCTURED[:1] if asked.small else STRUCTURED:
             kept = pa.KeyPadding.from_lengths([size.keys, size.keys * 3 // 4], size.keys)
             padded = partial(ours, *tensors(asked, size, samples=2), kept)
-            compare(asked, record, f"two padded samples of {size}", padded, FORWARD)
+            compare(asked, record, "two samples, one padded", size, padded, FORWARD)
             documents = pa.Packed.from_lengths([size.keys // 4, size.keys - size.keys // 4])
             rows = [tensor[0] for tensor in tensors(asked, size)]
-            compare(asked, record, f"two documents in {size}", partial(ours, *rows, documents), FORWARD)
+            compare(asked, record, "two documents", size, partial(ours, *rows, documents), FORWARD)
         if asked.device.type != "cpu":
             for size in DENSE:
                 made = partial(captured, partial(ours, *tensors(asked, size)))
-                compare(asked, record, f"in a graph, {size}", made, FORWARD, calls=5, share=CAPTURED)
+                compare(asked, record, "in a graph", size, made, FORWARD, share=CAPTURED)
     for size in TRAINED[:1] if asked.small else TRAINED:
-        compare(asked, record, f"forward and backward {size}", partial(trained, asked, size), TRAINING)
+        compare(asked, record, "forward and backward", size, partial(trained, asked, size), TRAINING)
     return record.end(__file__, asked.out)
 
 
 def compare(
     asked: Asked,
     record: Record,
-    name: str,
+    kind: str,
+    size: Size,
     made: Callable[..., Call],
     backends: tuple[str, ...],
     *,
-    calls: int = CALLS,
     share: int = 1,
 ) -> None:
     """One size: every backend that takes it, and the automatic choice; each call is `share` attention calls."""
+    name = f"{kind}, {size}"
     automatic = made(backend=None)
     named = offered(record, {f"{name}: {backend}": partial(made, backend=backend) for backend in backends})
     candidates = {"automatic": automatic} | {key.rpartition(" ")[2]: call for key, call in named.items()}
-    timings = in_a_row(candidates, asked.device, rounds=2 if asked.small else ROUNDS, calls=calls, share=share)
+    timings = in_a_row(candidates, asked.device, rounds=2 if asked.small else ROUNDS, share=share)
     facts = {} if share > 1 else {"route": route(automatic)}
-    record.compare(name, timings, "automatic", **facts)
+    record.compare(name, timings, "automatic", kind=kind, size=list(size), **facts)
     others = [other for other in candidates if other != "automatic"]
     best = max((timings.ratio("automatic", other) for other in others), default=None)
     record.target(f"{name}: automatic / the best", best, at_most=CLOSE)
 
 
-def in_a_row(candidates: Mapping[str, Call], device: torch.device, *, rounds: int, calls: int, share: int) -> Timings:
-    """Milliseconds a call, of `calls` until the device is done with them: a value a round."""
+def in_a_row(candidates: Mapping[str, Call], device: torch.device, *, rounds: int, share: int) -> Timings:
+    """Milliseconds an attention call, of up to `CALLS` in a row until the device is done with them: a value a round."""
     synchronize = torch.get_device_module(device).synchronize
+    first = next(iter(candidates.values()))
+    first()
+    synchronize()
+    start = time.perf_counter()
+    first()
+    synchronize()
+    calls = max(2, min(CALLS // share, int(LONGEST / (time.perf_counter() - start))))
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(rounds + 1):
         for name, call in candidates.items():

@@ -98,9 +98,7 @@ def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any,
         _start(variant, grid, device, args)
 
 
-def launch_prepared(
-    prepared: Prepared, grid: tuple[int, ...], device: torch.device, *tensors: Any
-) -> _Compiled | None:
+def launch_prepared(prepared: Prepared, grid: tuple[int, ...], device: torch.device, *tensors: Any) -> _Compiled | None:
     """`launch` of what was prepared, behind `tensors` (or None) -> what ran, where Triton need not be asked again."""
     if device.type == "meta":
         return None

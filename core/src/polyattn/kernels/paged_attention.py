@@ -220,7 +220,7 @@ def _tiles(
     if window is not None and window[0] is not None and (causal or window[1] is not None):
         keys = min(keys, window[0] + (0 if causal else window[1] or 0) + queries)
     group = heads // kv_heads
-    work = Work(max(1, queries * group), max(1, keys), rows * kv_heads, max(dim, v_dim), itemsize, page_size)
+    work = Work(max(1, queries * group), max(1, keys), rows * kv_heads, max(dim, v_dim), itemsize)
     return paged_tiles(work, architecture_of(device), _multiprocessors(device))
 
 

@@ -54,8 +54,6 @@ _SINGLE = {
     "gfx950": ((Cut(32, 16, 4, 1),), (Cut(16, 16, 4, 1),), (Cut(16, 16, 4, 1),)),
     "": ((Cut(32, 16, 8, 1),), (Cut(16, 16, 8, 1),), (Cut(16, 16, 8, 1),)),
 }
-#: Where pages are no whole tiles of 64 keys, which are then looked up key by key: many rows share what that costs.
-_PARTS = {"sm_90": Cut(128, 64, 8, 3)}
 #: What an architecture without cuts of its own is most like, if anything.
 _LIKE = {"sm_103": "sm_100", "gfx90a": "gfx942", "gfx940": "gfx942", "gfx941": "gfx942"}
 
@@ -90,7 +88,6 @@ class Work:
     programs: int
     width: int
     itemsize: int
-    page_size: int
 
 
 @lru_cache(maxsize=1024)
@@ -121,9 +118,6 @@ def _sizes(work: Work, width: int, arch: str) -> Cut:
     rows = max(_LEAST, power_of_two(work.rows))
     table = _SINGLE if work.itemsize > 2 else _HALF
     place = next(place for place, most in enumerate(_WIDTHS) if width <= most)
-    parts = _PARTS.get(arch) if table is _HALF and place == 0 and work.page_size % 64 else None
-    if parts is not None and rows >= parts.block_m:
-        return parts
     cuts = table.get(_LIKE.get(arch, arch), table[""])[place]
     return next((cut for cut in cuts if cut.block_m <= rows), cuts[-1]._replace(block_m=rows))
 
