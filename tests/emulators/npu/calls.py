@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tests.emulators.npu.stack import current, lint
+
 #: Packages of others that call native ops: a call names the function of theirs that led to it.
 _PACKAGES = ("mindiesd", "diffusers")
 #: The module that stands in for a function of mindiesd's.
@@ -69,6 +71,33 @@ def recorded(call: Call) -> None:
     """Adds a call to every scope that is open."""
     for log in _RECORDINGS:
         log.append(call)
+
+
+def lint_of_caller() -> None:
+    """LintError where MindIE-SD's attention_forward loses a mask on the way, or chooses its op by timing.
+
+    What its caller gave does not reach the op: the function's own frame is asked.
+    """
+    frame = sys._getframe(1) if current().lint else None
+    while frame is not None:
+        if frame.f_code.co_name == "attention_forward" and frame.f_globals.get("__name__", "").startswith("mindiesd."):
+            mask = frame.f_locals.get("attn_mask")
+            given = frame.f_locals.get("kwargs", {})
+            floating = isinstance(mask, torch.Tensor) and mask.is_floating_point()
+            lint(not floating, "attention_forward: a floating mask is read as a boolean one")
+            runtime = given.get("opt_mode", "runtime") == "runtime" and frame.f_locals.get("fused", True)
+            lint(not runtime, "attention_forward: opt_mode runtime times its ops and swallows what they raise")
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def mask_of_caller() -> bool:
+    """Whether the attention_forward that led here was given a mask."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "attention_forward" and frame.f_locals.get("attn_mask") is not None:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def came_through() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.emulators.npu.calls import mask_of_caller
 from tests.emulators.npu.stack import current, lint, require_op
 
 OP = "aclnnLaserAttention"
@@ -32,6 +33,7 @@ def la(
         require_op(length % BLOCK == 0 and BLOCK <= length <= LONGEST, OP, f"{name} has {length} rows")
         lint(tensor.is_contiguous(), f"la: {name} is not contiguous")
     require_op(query.shape[1] == head_num and head_num % key.shape[1] == 0, OP, "head_num", 161002)
+    lint(not mask_of_caller(), "la: attention_forward drops attn_mask")
     lint(atten_mask is None and alibi_mask is None and drop_mask is None, "la ignores masks")
     group = head_num // key.shape[1]
     k, v = (t.repeat_interleave(group, 1) for t in (key, value))

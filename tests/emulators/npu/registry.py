@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.emulators.npu import device
-from tests.emulators.npu.calls import Call, came_through, recorded
+from tests.emulators.npu.calls import Call, came_through, lint_of_caller, recorded
 from tests.emulators.npu.dtypes import numbered
 
 #: The latest calls of emulated ops, in order; `calls.recording` keeps all of a scope.
@@ -94,6 +94,7 @@ def _kernel(op: Any, name: str, answer: Callable[..., Any] | None, host: Collect
         calls.append(call)
         counts[name] += 1
         recorded(call)
+        lint_of_caller()
         device.same_device(name, [value for argument, value in given.items() if argument not in host])
         for argument in host:
             if isinstance(given.get(argument), device.NpuTensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,16 @@ from tests.emulators.npu.stack import lint, require_op
 SIDE = 2048
 #: Modes whose mask is the compressed one, whatever the lengths.
 COMPRESSED = (2, 3, 4, 7, 8)
+
+
+@lru_cache(maxsize=1)
+def _compressed() -> torch.Tensor:
+    return torch.ones(SIDE, SIDE, dtype=torch.bool).triu(1)
+
+
+def is_compressed(mask: torch.Tensor) -> bool:
+    """Whether a mask of that side hides what is right of the diagonal."""
+    return torch.equal(mask.bool().reshape(SIDE, SIDE), _compressed())
 
 
 class Band(NamedTuple):
@@ -66,8 +77,7 @@ def check_mask(op: str, mode: int, mask: torch.Tensor, matrix: tuple[int, int, i
     shape, (batch, heads, queries, keys) = tuple(mask.shape), matrix
     if mode in COMPRESSED:
         require_op(shape == (SIDE, SIDE), op, f"sparse_mode {mode} takes an atten_mask of {SIDE}x{SIDE}, not {shape}")
-        full = torch.ones(SIDE, SIDE, dtype=torch.bool).triu(1)
-        require_op(torch.equal(mask.bool(), full), op, "(emulator) a compressed atten_mask that is not triu(1)")
+        require_op(is_compressed(mask), op, "(emulator) a compressed atten_mask that is not triu(1)")
         return
     if mode == 6:
         require_op(shape == (3072, SIDE), op, f"sparse_mode 6 takes an atten_mask of 3072x{SIDE}, not {shape}")
