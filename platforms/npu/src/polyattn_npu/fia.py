@@ -11,8 +11,8 @@ DTYPES = frozenset({"float16", "bfloat16"})
 HEAD_DIMS = range(16, 513, 16)
 #: Of what its prompt and its decode kernel take, what is undisputed.
 PAGE_SIZES = range(128, 513, 128)
-#: Query heads that share a KV head, and numbers in a row of all heads, that it takes at most.
-MOST_SHARING, MOST_IN_A_ROW = 64, 65535
+#: Query heads that share a KV head, numbers in a row of all heads, keys of one query, that it takes at most.
+MOST_SHARING, MOST_IN_A_ROW, MOST_KEYS_OF_ONE = 64, 65535, 262144
 
 _SAMPLES, _PACKED, _PAGED = (f"polyattn_npu.fia_{room}" for room in ("forward", "packed", "paged"))
 #: A slot and the kinds that it takes; those over pages know no windows: with one query the op ignores them.
@@ -110,6 +110,9 @@ def _sizes(request: Request) -> tuple[str, ...]:
         reasons.append(f"{heads} query heads on {kv_heads} KV heads: more than {MOST_SHARING} share one")
     if heads * dim > MOST_IN_A_ROW:
         reasons.append(f"{heads} heads of {dim} make rows of more than {MOST_IN_A_ROW} numbers")
+    batched = request.structure_kind not in ("packed", "paged")
+    if batched and request.q.shape[1] == 1 and request.k.shape[1] > MOST_KEYS_OF_ONE:
+        reasons.append(f"{request.k.shape[1]} keys for a single query are more than {MOST_KEYS_OF_ONE}")
     return tuple(reasons)
 
 

@@ -13,14 +13,16 @@ class FiaBuild:
 
     head_dims   of q, k and v alike
     dtypes      what all sources agree on
+    documents   that it takes at most
     """
 
     head_dims: frozenset[int]
     dtypes: frozenset[str] = frozenset({"bfloat16"})
+    documents: int = 4096
 
-    def packs(self, dtype: str, dim: int, value_dim: int) -> bool:
-        """Whether the packed call takes tensors of these facts."""
-        return dtype in self.dtypes and dim in self.head_dims and value_dim == dim
+    def packs(self, dtype: str, dim: int, documents: int) -> bool:
+        """Whether the packed call takes so many documents of this dtype and head dim."""
+        return dtype in self.dtypes and dim in self.head_dims and documents <= self.documents
 
 
 #: The first CANN whose packed call is known to take head dim 64, and 128. Others refuse 128 as well, and of an unknown

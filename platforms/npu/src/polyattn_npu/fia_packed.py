@@ -61,7 +61,7 @@ def packed(
         taken(v, seeing.keys, seeing.ends_k[-1]),
     )
     asked = sparse(*seeing.longest, left, right, q.device, SIDES)
-    if asked and BUILD.packs(str(q.dtype).removeprefix("torch."), q.shape[-1], v.shape[-1]):
+    if asked and BUILD.packs(str(q.dtype).removeprefix("torch."), q.shape[-1], len(seeing.ends_q)):
         result, lse = attend_packed(
             q, k, v, ends_q=seeing.ends_q, ends_k=seeing.ends_k, scale=scale, need_lse=need_lse, **asked
         )

@@ -10,8 +10,8 @@ from polyattn_npu import cann
 DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: The op's tiling takes 512; a document says 768.
 HEAD_DIMS = range(1, 513)
-#: Query heads, and documents of one packed call, that it takes at most.
-MOST_HEADS, MOST_DOCUMENTS = 256, 2048
+#: Query heads, rows of q or k, and documents of one packed call, that it takes at most (of documents some say 2048).
+MOST_HEADS, MOST_ROWS, MOST_DOCUMENTS = 256, 2**20, 1024
 #: The first torch-npu release whose op states the order of a packed call's statistics, and the CANN that it needs.
 TORCH_NPU_ORDERS, CANN_ORDERS = (2, 9), (8, 3)
 
@@ -81,10 +81,18 @@ def _sizes(request: Request) -> tuple[str, ...]:
         )
     if request.num_heads > MOST_HEADS:
         reasons.append(f"{request.num_heads} query heads are more than the {MOST_HEADS} of one call")
-    documents = request.structure_facts.documents
-    if request.structure_kind in ("packed", "key_padding") and documents is not None and documents > MOST_DOCUMENTS:
+    rows, kind, documents = most_rows(request), request.structure_kind, request.structure_facts.documents
+    if rows > MOST_ROWS:
+        reasons.append(f"{rows} rows are more than the {MOST_ROWS} of one call")
+    if kind in ("packed", "key_padding") and documents is not None and documents > MOST_DOCUMENTS:
         reasons.append(f"{documents} documents are more than the {MOST_DOCUMENTS} of one packed call")
     return tuple(reasons)
+
+
+def most_rows(request: Request) -> int:
+    """Rows of q or k in one call: of a sample, or of all documents that key padding is packed into."""
+    samples = request.q.shape[0] if request.structure_kind == "key_padding" else 1
+    return samples * max(request.q.shape[-3], request.k.shape[-3])
 
 
 def _chip(machine: Machine) -> tuple[str, ...]:
