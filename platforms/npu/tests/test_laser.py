@@ -188,6 +188,15 @@ def scene_prefixes_and_one_document() -> None:
     close(out, q[0], filled[0], filled[0], structure=document)
 
 
+def scene_a_short_document_is_told_of() -> None:
+    q = drawn(2300, 2, 64)
+    document = pa.Packed.real_and_pad(600, 2300)
+    with pytest.warns(UserWarning, match="fused_attn_score"):
+        out, call = ran(q, q, q, structure=document, backend="laser")
+    assert call["op"] == "npu::npu_fusion_attention"
+    close(out, q, q, q, structure=document)
+
+
 def scene_scales_that_are_not_positive() -> None:
     q, k = drawn(1, 2048, 1, 64), drawn(1, 2100, 1, 64)
     for scale in (0.0, -0.2):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
-from polyattn.vendor import document_loop, positive_scale, prefix
+from polyattn.vendor import document_loop, positive_scale, prefix, warn
+from polyattn_npu import laser
 from polyattn_npu.laser import input_scale
 from polyattn_npu.mindie_forward import Result, Window, only_plain, undisturbed
 from polyattn_npu.mindie_package import package
@@ -28,9 +29,11 @@ def dense(
     need_lse: bool,
     options: tuple[Any, ...],
 ) -> Result:
-    """Every query over every key. A piece of fewer than 2048 rows, as documents have, is fused_attn_score's below."""
+    """Every query over every key. MindIE-SD runs fused_attn_score for what is too short, as a document may be."""
     only_plain(causal, window, softcap, need_lse)
     undisturbed(LASER)
+    if min(q.shape[1], k.shape[1]) < laser.LEAST_ROWS:  # a length that routing does not know
+        _tell_once()
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     factor = input_scale(asked_of(options), q.shape[-1], k.shape[1], scale)
@@ -42,6 +45,14 @@ def dense(
     if factor != 1:
         result = result * factor
     return (result if out is None else out.copy_(result)), None
+
+
+@lru_cache(maxsize=1)
+def _tell_once() -> None:
+    warn(
+        f"npu:laser was given a document of fewer than {laser.LEAST_ROWS} rows, which MindIE-SD runs as "
+        "fused_attn_score: npu:fusion and npu:mindie take such documents"
+    )
 
 
 prefix_kv = partial(prefix, dense)
