@@ -21,8 +21,12 @@ def main() -> None:
     with using(**asked["stack"]) as stack:
         torch_npu_module.install()
 
-        from polyattn.testing import run_conformance
+        from polyattn.testing import conformance, run_conformance
 
+        if asked["long"]:
+            from tests.emulators.npu.long_cases import CASES
+
+            conformance.ALL_CASES = CASES
         report = run_conformance(
             asked["backend"],
             progress=_tell if asked["verbose"] else None,
