@@ -1,0 +1,97 @@
+"""What npu:fusion and npu:fia refuse on described machines, and the facts of CANN that they go by; needs no device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from polyattn.vendor import Accepted, Backend, Machine, Request, StructureFacts, TensorFacts, resolve
+from polyattn_npu import cann, fia, fusion
+from polyattn_npu.fia_build import build_of
+from polyattn_npu.options import NpuOptions
+from polyattn_npu.order import order
+
+A2 = Machine("npu", "npu", arch="A2", versions={"torch-npu": "2.13.0"}, build_facts={"cann": "8.5.0"})
+BACKENDS = {"fusion": fusion.backend(), "fia": fia.backend()}
+every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+
+
+def asked(kind: str = "dense", *, rows: int = 9, heads: int = 4, dim: int = 64, v_dim: int = 64, **facts: Any):
+    lead = (rows,) if kind == "packed" else (2, rows)
+    q, k, v = (
+        TensorFacts.contiguous((*lead, heads, size), facts.get("dtype", "float16")) for size in (dim, dim, v_dim)
+    )
+    facts.pop("dtype", None)
+    return Request(q, k, v, device="npu:0", structure_kind=kind, scale=0.125, **facts)
+
+
+def reasons(backend: Backend, request: Request, machine: Machine = A2) -> str:
+    decision = resolve(request, machine, [backend])[0]
+    return "" if isinstance(decision, Accepted) else "; ".join(decision.reasons)
+
+
+@every_backend
+def test_a_plain_request_is_accepted_also_where_the_chip_is_not_known(backend: Backend) -> None:
+    assert reasons(backend, asked()) == ""
+    assert reasons(backend, asked(), replace(A2, arch="")) == ""
+
+
+@every_backend
+def test_a_machine_without_torch_npu_or_of_another_chip_is_told(backend: Backend) -> None:
+    assert "pip install torch-npu" in reasons(backend, asked(), replace(A2, versions={}))
+    assert "310P" in reasons(backend, asked(), replace(A2, arch="310P"))
+
+
+@every_backend
+@pytest.mark.parametrize("kind", ["packed", "key_padding"])
+def test_lengths_that_only_the_device_knows_are_told_with_the_way_out(backend: Backend, kind: str) -> None:
+    told = reasons(backend, asked(kind, structure_facts=StructureFacts(host=False, documents=2)))
+    assert "only the device knows" in told
+    assert "check=True" in told
+
+
+def test_lse_of_documents_needs_a_torch_npu_and_a_cann_that_order_the_statistics() -> None:
+    packed = asked("packed", structure_facts=StructureFacts(documents=3), lse=True)
+    assert reasons(BACKENDS["fusion"], packed) == ""
+    assert reasons(BACKENDS["fusion"], packed, replace(A2, build_facts={})) == "", "an unknown one may have it"
+    told = reasons(BACKENDS["fusion"], packed, replace(A2, versions={"torch-npu": "2.6.0"}))
+    assert "torch-npu 2.6.0" in told
+    assert "CANN 8.2" in reasons(BACKENDS["fusion"], packed, replace(A2, build_facts={"cann": "8.2.RC1"}))
+    assert reasons(BACKENDS["fusion"], replace(packed, lse=False), replace(A2, build_facts={"cann": "8.2"})) == ""
+
+
+def test_sizes_that_the_ops_do_not_take_are_told() -> None:
+    few = BACKENDS["fusion"]
+    assert "1025 documents" in reasons(few, asked("packed", structure_facts=StructureFacts(documents=1025)))
+    assert "1048577 rows" in reasons(few, asked(rows=2**20 + 1))
+    assert "value head_dim 128 is larger than the 64" in reasons(few, asked(v_dim=128))
+    assert "65536" not in reasons(BACKENDS["fia"], asked(heads=128, dim=256))
+    assert "make rows of more than 65535" in reasons(BACKENDS["fia"], asked(heads=256, dim=256))
+
+
+def test_what_cann_says_of_the_packed_call() -> None:
+    assert build_of("8.5.0").packs("bfloat16", 64, 3)
+    assert build_of("8.2.RC1").packs("bfloat16", 128, 3)
+    assert not build_of("8.2.RC1").packs("bfloat16", 64, 3)
+    assert not build_of("8.5.0").packs("float16", 64, 3)
+    assert not build_of("").packs("bfloat16", 128, 3)
+    assert not build_of("8.5.0").packs("bfloat16", 64, 4097)
+
+
+def test_a_version_is_read_as_cann_writes_it() -> None:
+    assert cann.at_least("8.3.RC1", 8, 3)
+    assert not cann.at_least("8.2.RC1.alpha002", 8, 3)
+    assert not cann.at_least("", 1, 0)
+    assert cann.installed() == "", "there is no torch-npu here"
+    assert cann.named("8.5.0") == "CANN 8.5.0"
+    assert "not tell" in cann.named("")
+
+
+def test_laser_goes_first_only_where_it_is_asked_for() -> None:
+    assert order(asked(), A2)[0] == "fusion"
+    assert order(asked(), A2)[-1] == "laser"
+    assert order(asked(options=(NpuOptions(laser_max_abs=8.0),)), A2)[0] == "laser"
+    by_variable = replace(A2, env={"MINDIE_SD_FA_TYPE": "ascend_laser_attention"})
+    assert order(asked(), by_variable)[0] == "laser"
