@@ -18,14 +18,15 @@ TORCH_NPU_ORDERS, CANN_ORDERS = (2, 9), (8, 3)
 HINT = "pip install torch-npu, of the release that fits your torch and CANN"
 
 _SAMPLES, _PACKED = "polyattn_npu.fusion_forward", "polyattn_npu.fusion_packed"
+#: A slot, the kinds that it takes, and what binds it to one shape.
 _SLOTS = (
-    (f"{_SAMPLES}:dense", frozenset({"dense"})),
-    (f"{_SAMPLES}:prefix_kv", frozenset({"prefix_kv"})),
-    (f"{_PACKED}:key_padding", frozenset({"key_padding"})),
-    (f"{_PACKED}:packed", frozenset({"packed"})),
-    (f"{_SAMPLES}:mask", frozenset({"mask", "bias"})),
-    (f"{_SAMPLES}:spans", frozenset({"spans"})),
-    (f"{_PACKED}:packed_spans", frozenset({"packed", "spans"})),
+    (f"{_SAMPLES}:dense", frozenset({"dense"}), f"{_SAMPLES}:bound_dense"),
+    (f"{_SAMPLES}:prefix_kv", frozenset({"prefix_kv"}), ""),
+    (f"{_PACKED}:key_padding", frozenset({"key_padding"}), ""),
+    (f"{_PACKED}:packed", frozenset({"packed"}), ""),
+    (f"{_SAMPLES}:mask", frozenset({"mask", "bias"}), ""),
+    (f"{_SAMPLES}:spans", frozenset({"spans"}), ""),
+    (f"{_PACKED}:packed_spans", frozenset({"packed", "spans"}), ""),
 )
 
 
@@ -35,7 +36,11 @@ def backend() -> Backend:
         causal=True, window=True, lse=True, gqa=True, v_dim=True, out=True, dtypes=DTYPES, head_dims=HEAD_DIMS
     )
     trained = replace(forward, lse=False, backward=True)
-    slots = [Slot(call, replace(features, kinds=kinds)) for call, kinds in _SLOTS for features in (forward, trained)]
+    slots = [
+        Slot(call, replace(features, kinds=kinds), bind)
+        for call, kinds, bind in _SLOTS
+        for features in (forward, trained)
+    ]
     return Backend(
         "fusion",
         tuple(slots),
