@@ -10,6 +10,9 @@ from tests.emulators.npu import layouts, sparse
 from tests.emulators.npu.stack import current, lint, require, require_op
 
 LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "TND")
+MILLION = 2**20
+#: Documents of one call that every sentence of the vendor's allows.
+DOCUMENTS = 1024
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -45,6 +48,9 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: dict[str, An
     dim, v_dim, limit = q4.shape[3], v4.shape[3], current().kernels.fusion_head_dim
     require_op(0 < dim == k4.shape[3] and 0 < v_dim <= dim, op, f"head dims {dim}, {k4.shape[3]}, {v_dim}", 161002)
     require_op(dim <= limit, op, f"head dim {dim} > {limit}")
+    longest = max(q4.shape[2], k4.shape[2])
+    require_op(q4.shape[0] <= 2 * MILLION, op, f"B {q4.shape[0]} > 2M")
+    require_op(longest <= MILLION, op, f"{'T' if layout == 'TND' else 'S'} {longest} > 1M")
     documents = _documents(op, asked, q4.shape[2], k4.shape[2]) if layout == "TND" else None
     known = Shape(layout, q4.shape[0], heads, kv_heads, q4.shape[2], k4.shape[2], dim, v_dim, documents)
     _check_mask(known, asked)
@@ -96,6 +102,7 @@ def _documents(op: str, asked: dict[str, Any], rows: int, keys: int) -> list[tup
     require_op(rows >= sum(q_lengths), op, f"Query T {rows} need larger than {sum(q_lengths)}")
     require_op(keys >= sum(k_lengths), op, f"Key T {keys} need larger than {sum(k_lengths)}")
     documents = list(zip(q_lengths, k_lengths, strict=True))
+    lint(len(documents) <= DOCUMENTS, f"TND: {len(documents)} documents, of which not all documents say they are taken")
     lint(all(k for q, k in documents if q), "TND: a document of queries without keys has no defined result")
     return documents
 
@@ -118,6 +125,8 @@ def _check_mask(known: Shape, asked: dict[str, Any]) -> None:
         longest = (max(q for q, _ in lengths), max(k for _, k in lengths))
         fits = mode not in (0, 1) or tuple(mask.shape) in (whole, longest)
         require_op(fits, op, f"TND: atten_mask {tuple(mask.shape)} is neither {longest} nor {whole}")
+        blind = mode in (0, 1) and bool(mask.bool().all(-1).any())
+        lint(not blind, "TND: a mask with a row that sees nothing is not supported")
     elif mode in (0, 4):
         sparse.check_band(op, band, known.keys - known.queries if mode == 4 else 0, known.queries, known.keys)
 

@@ -22,7 +22,7 @@ def _compressed() -> torch.Tensor:
 
 def is_compressed(mask: torch.Tensor) -> bool:
     """Whether a mask of that side hides what is right of the diagonal."""
-    return torch.equal(mask.bool().reshape(SIDE, SIDE), _compressed())
+    return bool((mask.bool() == _compressed()).all())
 
 
 class Band(NamedTuple):
@@ -76,11 +76,16 @@ def check_mask(op: str, mode: int, mask: torch.Tensor, matrix: tuple[int, int, i
     require_op(mask.dtype in (torch.bool, torch.uint8), op, f"atten_mask is {mask.dtype}, not bool or uint8", 161002)
     shape, (batch, heads, queries, keys) = tuple(mask.shape), matrix
     if mode in COMPRESSED:
-        require_op(shape == (SIDE, SIDE), op, f"sparse_mode {mode} takes an atten_mask of {SIDE}x{SIDE}, not {shape}")
+        full_size = [(batch, heads, SIDE, SIDE), (batch, 1, SIDE, SIDE), (1, 1, SIDE, SIDE)]
+        fits = shape == (SIDE, SIDE) or ((queries, keys) == (SIDE, SIDE) and shape in full_size)
+        require_op(fits, op, f"sparse_mode {mode} takes an atten_mask of {SIDE}x{SIDE}, not {shape}")
         require_op(is_compressed(mask), op, "(emulator) a compressed atten_mask that is not triu(1)")
         return
     if mode == 6:
         require_op(shape == (3072, SIDE), op, f"sparse_mode 6 takes an atten_mask of 3072x{SIDE}, not {shape}")
+        lower = (torch.arange(SIDE) >= SIDE // 2).expand(3072 - SIDE, SIDE)
+        fits = is_compressed(mask[:SIDE]) and torch.equal(mask[SIDE:].bool(), lower)
+        require_op(fits, op, "(emulator) an atten_mask of 3072x2048 with other contents than the kernel takes as given")
         return
     if packed:
         return

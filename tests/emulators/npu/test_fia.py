@@ -92,6 +92,38 @@ REFUSED = [
 ]
 
 
+WIDE = drawn(1, 1, 256, 256)
+ONE = drawn(2, 1, 4, 64)
+SINK = drawn(4)
+CODES = {"float16 or bfloat16": (Q.to(torch.float8_e4m3fn),) * 3}
+REFUSED += [
+    ("num_heads must be greater", (Q, K, V), {"num_heads": 0}),
+    ("query of 4 axes", (Q, K, V), {"input_layout": "BSH"}),
+    ("num_heads 2 and a query of 4", (Q, K, V), {"num_heads": 2}),
+    ("do not fit the query", (Q, K, V[:, :4].contiguous()), {}),
+    ("65536 > 65535", (WIDE,) * 3, {"num_heads": 256, "num_key_value_heads": 256}),
+    ("head dim 528", (drawn(1, 1, 1, 528),) * 3, {"num_heads": 1, "num_key_value_heads": 1}),
+    ("65 query heads and 1", (drawn(1, 2, 65, 64), K[:1, :, :1].contiguous(), K[:1, :, :1].contiguous()),
+     {"num_heads": 65, "num_key_value_heads": 1}),
+    ("float16 or bfloat16", CODES["float16 or bfloat16"], {}),
+    ("sparse_mode 6", (Q, K, V), {"sparse_mode": 6}),
+    ("both negative", (Q, K, V), {"sparse_mode": 4, "atten_mask": CAUSAL, "pre_tokens": -1, "next_tokens": -1}),
+    ("nothing is between", (Q, K, V), {"sparse_mode": 4, "atten_mask": CAUSAL, "pre_tokens": 1, "next_tokens": -2}),
+    ("leave nothing", (Q, K, V), {"sparse_mode": 4, "atten_mask": CAUSAL, "next_tokens": -3}),
+    ("learnable_sink is for TND", (Q, K, V), {"learnable_sink": SINK}),
+    ("learnable_sink must be", (T, TK, TK), TND | {"learnable_sink": SINK.float()}),
+    ("inner_precise 2", (T, TK, TK), TND | {"inner_precise": 2}),
+    ("sparse_mode 2", (T, TK, TK), TND | {"sparse_mode": 2, "atten_mask": CAUSAL}),
+    ("takes no pse_shift", (T, TK, TK), TND | {"pse_shift": drawn(1, 4, 5, 7)}),
+    ("heads with value head dim 192", (drawn(5, 4, 192), drawn(7, 2, 192), drawn(7, 2, 192)), TND),
+    ("2 and 1 lengths", (T, TK, TK), TND | {"actual_seq_lengths_kv": [7]}),
+    ("inner_precise 2", (ONE, K, V), {"inner_precise": 2}),
+    ("rows of one query", (ONE, K, V), {"atten_mask": torch.zeros(1, 1, 1, 5, dtype=torch.bool)}),
+    ("rows of one query", (ONE, K, V), {"atten_mask": CAUSAL, "sparse_mode": 3}),
+    (r"lengths \[4, 1\], S 3", (Q, K, V), {"actual_seq_lengths": [4, 1]}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("words", "tensors", "asked"), REFUSED)
 def test_refuses(words: str, tensors: tuple[torch.Tensor, ...], asked: dict) -> None:
     with pytest.raises(RuntimeError, match=words):
@@ -103,6 +135,10 @@ def test_refuses(words: str, tensors: tuple[torch.Tensor, ...], asked: dict) -> 
     [
         ("block_size 64", {"block_size": 64}),
         ("not in the cache", {"block_table": torch.tensor([[4, 0], [0, 0]], dtype=torch.int32)}),
+        (
+            "a cache of 4 pages",
+            {"actual_seq_lengths_kv": [384, 256], "block_table": torch.zeros(2, 3, dtype=torch.int32)},
+        ),
         ("int32", {"block_table": torch.zeros(2, 2, dtype=torch.int64)}),
         ("pages", {"actual_seq_lengths_kv": [300, 1]}),
         ("0 key lengths", {"actual_seq_lengths_kv": None}),
@@ -133,3 +169,43 @@ def test_old_and_broken_stacks() -> None:
         close(call(T, TK, TK, **TND)[0][0], mean)
     with using(cann="8.5-fp16"):
         assert call(T.half(), TK.half(), TK.half(), **TND)[0].isfinite().all()
+
+
+def test_one_query_a_row_takes_smaller_pages_a_mask_of_its_own_and_ignores_the_sparse_mode() -> None:
+    mask = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
+    mask[1, ..., 3:] = True
+    want = pa.reference_attention(ONE, K, V, structure=pa.Mask(~mask[:, 0, 0]), scale=0.1)
+    for mode in (0, 1, 3):
+        close(call(ONE, K, V, atten_mask=mask, sparse_mode=mode)[0], want)
+    pool, table = drawn(4, 16, 128), torch.tensor([[3], [1]], dtype=torch.int32)
+    pages = {"block_table": table, "block_size": 16, "actual_seq_lengths_kv": [16, 3]}
+    want = pa.reference_attention(
+        ONE, *(pool.unflatten(2, (2, 64)),) * 2, structure=pa.Paged(table, [16, 3]), scale=0.1
+    )
+    close(call(ONE, pool, pool, **pages)[0], want)
+    with pytest.raises(RuntimeError, match="block_size 16"):
+        call(Q, pool, pool, **pages)
+    wide = pages | {"block_table": torch.zeros(2, 2, dtype=torch.int32)}
+    with pytest.raises(RuntimeError, match="shorter than the table"):
+        call(ONE, pool, pool, atten_mask=torch.zeros(2, 1, 1, 16, dtype=torch.bool), **wide)
+
+
+def test_layouts_that_differ_between_inputs_and_output() -> None:
+    want = call(Q, K, V)[0]
+    turned = [t.transpose(1, 2).contiguous() for t in (Q, K, V)]
+    assert torch.equal(call(*turned, input_layout="BNSD_BSND")[0], want)
+    assert torch.equal(call(Q, K, V, input_layout="BSND_BNSD")[0].transpose(1, 2), want)
+    assert torch.equal(call(*(t.flatten(2) for t in (Q, K, V)), input_layout="BSH_BNSD")[0].transpose(1, 2), want)
+    heads_first = [t.transpose(0, 1).contiguous() for t in (T, TK, TK)]
+    assert torch.equal(call(*heads_first, **(TND | {"input_layout": "NTD_TND"}))[0], call(T, TK, TK, **TND)[0])
+
+
+def test_a_sink_of_packed_rows_takes_weight_and_gives_no_value() -> None:
+    plain, lse = call(T, TK, TK, **TND)
+    got = call(T, TK, TK, **TND, learnable_sink=SINK)[0]
+    close(got, plain.double() * torch.sigmoid(lse.double() - SINK.double()[None, :, None]))
+
+
+def test_without_keys_the_answer_is_zero() -> None:
+    assert call(Q, K[:, :0].contiguous(), V[:, :0].contiguous())[0].eq(0).all()
+    assert call(Q[:, :0].contiguous(), K, V)[0].shape == (2, 0, 4, 64)

@@ -47,6 +47,12 @@ DENSE = [
     ("pse .* is none of", (Q, Q, Q), {"pse": torch.zeros(4, 4)}),
     ("sink must be float32", (Q, Q, Q), {"sink": torch.zeros(4)}),
 ]
+LONG = torch.zeros(1, 1, 1, 16).expand(1, 2**20 + 1, 3, 16)
+DENSE += [
+    ("S 1048577 > 1M", (LONG, Q[:1, :1], Q[:1, :1]), {}),
+    ("B 2097153 > 2M", (Q[:1, :1].expand(2**21 + 1, 1, 3, 16),) * 3, {}),
+    ("T 1048577 > 1M", (LONG[0], T, T), TND),
+]
 MASKS = [
     ("not bool or uint8", {"atten_mask": drop(4, 4, dtype=torch.float32)}),
     ("not bool or uint8", {"atten_mask": drop(4, 4, dtype=torch.int8)}),
@@ -57,6 +63,8 @@ MASKS = [
     ("not broadcast", {"atten_mask": drop(4, 4), "sparse_mode": 5, "prefix": [1, 1]}),
     ("2048x2048", {"atten_mask": drop(4, 4), "sparse_mode": 3}),
     ("3072x2048", {"atten_mask": CAUSAL, "sparse_mode": 6, "prefix": [1, 1]}),
+    ("other contents", {"atten_mask": drop(3072, 2048), "sparse_mode": 6, "prefix": [1, 1]}),
+    ("2048x2048", {"atten_mask": CAUSAL[None, None], "sparse_mode": 3}),
     ("not triu", {"atten_mask": ~CAUSAL, "sparse_mode": 3}),
     ("not triu", {"atten_mask": CAUSAL.triu(2), "sparse_mode": 2}),
     ("prefix", {"atten_mask": drop(2, 1, 4, 4), "sparse_mode": 5}),
@@ -117,6 +125,11 @@ def test_limits_are_facts_of_the_stack() -> None:
 
 def test_lint_names_what_is_undefined() -> None:
     with using(lint=True):
+        with pytest.raises(LintError, match="sees nothing"):
+            call(T, T, T, **(TND | {"atten_mask": ~drop(6, 6), "sparse_mode": 1}))
+        many = TND | {"actual_seq_qlen": [6] * 1025, "actual_seq_kvlen": [6] * 1025}
+        with pytest.raises(LintError, match="1025 documents"):
+            call(T, T, T, **many)
         with pytest.raises(LintError, match="without keys"):
             call(T, T, T, **(TND | {"actual_seq_kvlen": [0, 6]}))
         with pytest.raises(LintError, match="the mask shows"):
