@@ -6,12 +6,11 @@ Once a process, and for good: `install` names the device, so it belongs into a p
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.emulators.npu import composites
 
@@ -50,7 +49,7 @@ class NpuTensor(torch.Tensor):
         if func.namespace == "aten":
             return _run(func, args, kwargs)
         if func.namespace == "npu_emulator":  # a graph's, which has CPU tensors, but for a gradient that comes in
-            return tree_map(lift, func(*tree_map(lower, args)))
+            return mapped(lift, func(*mapped(lower, args)))
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1"):
             return func._op_dk(torch._C.DispatchKey.PrivateUse1, *args, **kwargs)
         if composites.known(func):
@@ -97,6 +96,29 @@ def _listed_on_cpu(index: Any) -> Any:
     return index
 
 
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """With every leaf of lists, tuples and dicts changed; torch's own walk of trees takes most of a small op's time."""
+    if isinstance(value, dict):
+        return {name: mapped(change, part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([mapped(change, part) for part in value])
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):  # what torch.topk gives, by name
+        return type(value)([mapped(change, part) for part in value])  # type: ignore[arg-type]
+    return change(value)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
 def lower(value: Any) -> Any:
     """A tensor's CPU tensor and the device `cpu` for `npu`; anything else as it is."""
     if isinstance(value, NpuTensor):
@@ -115,8 +137,8 @@ def lift(value: Any) -> Any:
 
 def same_device(name: str, values: Any) -> None:
     """RuntimeError where a tensor with axes is not on the device."""
-    for value in tree_flatten(values)[0]:
-        if isinstance(value, torch.Tensor) and not isinstance(value, NpuTensor):
+    for value in tensors_in(values):
+        if not isinstance(value, NpuTensor):
             raise RuntimeError(
                 f"{name}: Expected all tensors to be on the same device, but found at least two devices, npu:0 and "
                 f"{value.device}!"
@@ -126,24 +148,24 @@ def same_device(name: str, values: Any) -> None:
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """The CPU's answer, its tensors on the device unless the call asks for another one."""
     name = func.name().partition(".")[0]
-    flat = tree_flatten((args, kwargs))[0]
+    tensors = [*tensors_in(args), *tensors_in(kwargs)]
     if name not in _ACROSS:
-        same_device(name, [value for value in flat if isinstance(value, torch.Tensor) and value.dim()])
+        same_device(name, [value for value in tensors if value.dim()])
     target = kwargs.get("device")
     leaves = target is not None and torch.device(target).type != "npu"
-    if name == "aten::_local_scalar_dense" or (leaves and any(isinstance(value, NpuTensor) for value in flat)):
+    if name == "aten::_local_scalar_dense" or (leaves and any(isinstance(value, NpuTensor) for value in tensors)):
         host_reads.append(name)
-    low_args, low_kwargs = tree_map(lower, (args, kwargs))
+    low_args, low_kwargs = mapped(lower, args), mapped(lower, kwargs)
     out = func(*low_args, **low_kwargs)
     if leaves:
         return out
     if name == "aten::set_":  # a wrapper cannot change its shape: the answer is another one
         return lift(out)
-    on_device = target is not None or any(isinstance(value, NpuTensor) for value in flat)
+    on_device = target is not None or any(isinstance(value, NpuTensor) for value in tensors)
     if name == "aten::copy_" and not isinstance(args[0], NpuTensor):
         host_reads.append(name)
         return args[0]
-    out = tree_map(lift, out) if on_device else out
+    out = mapped(lift, out) if on_device else out
     return return_and_correct_aliasing(func, args, kwargs, out)
 
 
