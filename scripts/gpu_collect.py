@@ -33,6 +33,7 @@ def collect(folder: Path, results: Path) -> list[Path]:
             written.append(_write(results, path.stem, record))
     backends = conformance(folder / "conformance")
     if backends:
+        backends = _beside_earlier([{**backend, "machine": machine} for backend in backends], results, machine)
         question = "Do the backends pass the conformance kit on this device?"
         record = {"question": question, "machine": machine, "ok": all(b["ok"] for b in backends), "backends": backends}
         written.append(_write(results, "conformance", record))
@@ -103,11 +104,24 @@ def pytest_outcome(reports: Iterable[Path]) -> dict[str, Any]:
     }
 
 
+def _beside_earlier(backends: list[dict[str, Any]], results: Path, machine: dict[str, Any]) -> list[dict[str, Any]]:
+    """With those of the record so far that did not run this time, each with the machine that it ran on; by name."""
+    path = _path(results, "conformance", machine)
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"backends": []}
+    now = {backend["backend"] for backend in backends}
+    earlier = [{"machine": record["machine"], **one} for one in record["backends"] if one["backend"] not in now]
+    return sorted((*backends, *earlier), key=lambda backend: str(backend["backend"]))
+
+
 def _write(results: Path, name: str, record: dict[str, Any]) -> Path:
-    path = results / f"{name}_{_device(record.get('machine', {}))}.json"
+    path = _path(results, name, record.get("machine", {}))
     results.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _path(results: Path, name: str, machine: dict[str, Any]) -> Path:
+    return results / f"{name}_{_device(machine)}.json"
 
 
 def _device(machine: dict[str, Any]) -> str:

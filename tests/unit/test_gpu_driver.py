@@ -220,6 +220,22 @@ def test_results_are_collected_under_the_devices_name(tmp_path):
     assert (told["ok"], told["passed"], told["machine"]) == (True, 1, machine)
 
 
+def test_backends_that_did_not_run_this_time_stay_in_the_record_with_their_machine(tmp_path):
+    results = tmp_path / "results"
+    for day, backend in (("1", "fa3"), ("2", "flex"), ("3", "fa3")):
+        out = tmp_path / day
+        (out / "conformance").mkdir(parents=True)
+        machine = {"device": "NVIDIA H200", "date": day}
+        (out / "facts.json").write_text(json.dumps({"machine": machine}))
+        lines = [{"at": 1, "planned": 1}, {"at": 2, "case": "dense/a", "problems": [], "route": "native"}]
+        text = "\n".join(map(json.dumps, lines))
+        (out / "conformance" / f"cuda_{backend}.0.jsonl").write_text(text)
+        collect(out, results)
+    told = json.loads((results / "conformance_h200.json").read_text())
+    assert [(b["backend"], b["machine"]["date"]) for b in told["backends"]] == [("cuda:fa3", "3"), ("cuda:flex", "2")]
+    assert told["ok"]
+
+
 @pytest.mark.parametrize(
     ("device", "name"),
     [

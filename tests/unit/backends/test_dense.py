@@ -1,9 +1,12 @@
 """Dense slots: causal and windows bottom-right for any Sq and Sk, GQA, value dims, scales, strides, dtypes."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from polyattn.backends import band, cpu
+from polyattn.backends import band, cpu, fused, generic
+from polyattn.door.request import Request, TensorFacts
 from tests.unit.backends.running import DEFAULTS, IMPLEMENTATIONS, WITH_LSE, assert_equal, batch, expected, heads, run
 
 SIZES = [(5, 5), (2, 5), (5, 2), (1, 6), (6, 1), (11, 11), (9, 14), (14, 9)]
@@ -155,3 +158,35 @@ def test_a_kernel_without_softcap_or_lse_says_so():
         run("cpu:sdpa", q, k, v, softcap=1.0)
     with pytest.raises(ValueError, match="need_lse=True"):
         run("generic:sdpa", q, k, v, need_lse=True)
+
+
+def _facts(*tensors: torch.Tensor) -> list[TensorFacts]:
+    return [TensorFacts(tuple(t.shape), t.stride(), str(t.dtype).removeprefix("torch.")) for t in tensors]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("moved", [False, True], ids=["aligned", "misaligned"])
+def test_portable_sdpa_bound_to_a_shape_is_the_slot(causal: bool, moved: bool) -> None:
+    q, k, v = (torch.randn(2, 9, heads, 16) for heads in (4, 2, 2))
+    if moved:
+        k = torch.empty(k.numel() + 1)[1:].view(k.shape).copy_(k)
+    run = fused.bound_portable(Request(*_facts(q, k, v), causal=causal, scale=0.3), ())
+    assert run is not None
+    rules = {"causal": causal, "scale": 0.3, "window": None, "softcap": 0.0, "need_lse": False}
+    want, _ = generic.sdpa_dense(q, k, v, None, meta=None, options=(), **rules)
+    got, lse = run(q, k, v, None, meta=None)
+    assert lse is None
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"window": (1, 1)}, {"out": True}, {"autocast_dtype": "bfloat16"}, {"scale": -1.0}, {"causal": True}],
+    ids=lambda change: next(iter(change)),
+)
+def test_portable_sdpa_is_bound_only_where_torch_does_all_of_it(change: dict[str, Any]) -> None:
+    q, k = torch.randn(1, 4, 2, 16), torch.randn(1, 6, 2, 16)
+    assert fused.bound_portable(Request(*_facts(q, k, k), **change), ()) is None
+    assert fused.bound_portable(Request(*_facts(q, k, k)), ()) is not None
+    apart = torch.randn(1, 6, 2, 17)[..., 1:]
+    assert fused.bound_portable(Request(*_facts(q, apart, k)), ()) is None

@@ -26,9 +26,19 @@ _STRUCTURES: dict[str, tuple[frozenset[str], bool]] = {
 
 
 def slots(
-    module: str, prefix: str, *, lse: bool, softcap: bool = False, mask_grad: bool = False, deterministic: bool
+    module: str,
+    prefix: str,
+    *,
+    lse: bool,
+    softcap: bool = False,
+    mask_grad: bool = False,
+    deterministic: bool,
+    bind: str = "",
 ) -> tuple[Slot, ...]:
-    """The slots `module:<prefix>_<structure>`, each with causal, GQA, any head dims, gradients and `out`."""
+    """The slots `module:<prefix>_<structure>`, each with causal, GQA, any head dims, gradients and `out`.
+
+    `bind`: what binds the dense one to a shape, "module:function".
+    """
     return tuple(
         Slot(
             f"{module}:{prefix}_{name.partition('_spans')[0]}",
@@ -36,6 +46,7 @@ def slots(
                 kinds=kinds, causal=True, window=window, softcap=softcap, lse=lse, gqa=True, v_dim=True, backward=True,
                 mask_grad=mask_grad and name == "mask", deterministic=deterministic, out=True, dtypes=FLOATS,
             ),
+            bind if name == "dense" else "",
         )
         for name, (kinds, window) in _STRUCTURES.items()
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from polyattn.backends import blocked
 from polyattn.backends.calls import Result, wants_grad
+from polyattn.door.request import Request
 
 _flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -38,6 +40,26 @@ def portable(
         scale=scale, enable_gqa=k.shape[2] != q.shape[2],
     )  # fmt: skip
     return (out if blind is None else out.masked_fill(blind, 0.0)).transpose(1, 2), None
+
+
+def bound_portable(request: Request, options: tuple[object, ...]) -> Callable[..., Result] | None:
+    """`portable` for a dense shape that SDPA takes as it is: what the request decides is decided once."""
+    facts, size = (request.q, request.k, request.v), getattr(torch, request.q.dtype).itemsize
+    causal, scale, grouped = request.causal, request.scale, request.num_kv_heads != request.num_heads
+    more = request.window is not None or request.out or request.autocast_dtype or scale <= 0.0
+    apart = any(one.stride[-1] != 1 or any(step * size % 16 for step in one.stride[:-1]) for one in facts)
+    if more or apart or (causal and request.q.shape[1] != request.k.shape[1]):
+        return None
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: None, *, meta: None) -> Result:
+        if (q.storage_offset() | k.storage_offset() | v.storage_offset()) * size & 15:  # type: ignore[operator]
+            return portable(q, k, v, mask=None, causal=causal, scale=scale, softcap=0.0, need_lse=False)
+        result = scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, causal, scale=scale, enable_gqa=grouped
+        )
+        return result.transpose(1, 2), None
+
+    return run
 
 
 def cpu(

@@ -42,7 +42,8 @@ blocked_paged = partial(lengths.paged, blocked_dense, blocked.attend)
 
 SDPA = Backend(
     "sdpa",
-    slots(__name__, "sdpa", lse=False, deterministic=False),  # which kernel runs is torch's choice
+    # which kernel runs is torch's choice
+    slots(__name__, "sdpa", lse=False, deterministic=False, bind="polyattn.backends.fused:bound_portable"),
     check=host_lengths_only,
     tolerances=TOLERANCES,
 )

@@ -10,13 +10,17 @@ from pathlib import Path
 Charts = Mapping[str, Mapping[str, float]]
 
 
-def bar(value: float, longest: float, width: int = 24, mark: str = "#") -> str:
-    """A bar of text, at least one mark long.
+#: How many times the fastest a bar is drawn at most: one backend that is a hundred times slower would flatten the rest.
+_LONGEST = 4.0
 
-    >>> bar(1.0, 4.0, width=8)
-    '##'
+
+def bar(ratio: float, width: int = 24, mark: str = "#") -> str:
+    """A bar of text for a time that is `ratio` times the fastest; one that is cut ends in "+".
+
+    >>> bar(1.0, width=8), bar(4.0, width=8), bar(100.0, width=8)
+    ('##', '########', '########+')
     """
-    return mark * max(1, round(width * value / longest)) if longest > 0 else mark
+    return mark * max(1, round(width * min(ratio, _LONGEST) / _LONGEST)) + ("+" if ratio > _LONGEST else "")
 
 
 def can_draw() -> bool:
@@ -36,8 +40,11 @@ def draw(path: Path, charts: Charts, *, title: str) -> None:
     panels = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, (name, times) in zip(panels, charts.items(), strict=True):
         labels, values = list(times), list(times.values())
-        bars = panel.barh(labels, values, color=["#2a7f62", *["#9db4c0"] * (len(values) - 1)])
-        panel.bar_label(bars, labels=[f" {value:.4g} ms" for value in values], fontsize=8)
+        most = _LONGEST * min(values)
+        drawn = [min(value, most) for value in values]
+        bars = panel.barh(labels, drawn, color=["#2a7f62", *["#9db4c0"] * (len(values) - 1)])
+        told = [f" {value:.4g} ms" + (" (bar cut)" if value > most else "") for value in values]
+        panel.bar_label(bars, labels=told, fontsize=8)
         panel.margins(x=0.15)
         panel.invert_yaxis()
         panel.set_title(name, loc="left", fontsize=9)

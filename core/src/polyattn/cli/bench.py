@@ -75,7 +75,6 @@ def sections_of(facts: dict[str, Any]) -> list[Section]:
     sections = [Section("machine", [(f"{machine['platform']} {machine['arch']} {machine['name']}".strip(),)])]
     for name, shape in facts["shapes"].items():
         rows = shape["backends"]
-        longest = max((row["milliseconds"] for row in rows), default=0.0)
         table = [
             (
                 row["backend"],
@@ -83,7 +82,7 @@ def sections_of(facts: dict[str, Any]) -> list[Section]:
                 f"{row['tflops']:.4g}",
                 f"{row['ratio']:.2f}",
                 row["route"],
-                bar(row["milliseconds"], longest, mark=mark),
+                bar(row["ratio"], mark=mark),
             )
             for row in rows
         ]

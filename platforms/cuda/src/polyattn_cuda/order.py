@@ -7,6 +7,7 @@ expected.
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from polyattn.vendor import Machine, Request
 
@@ -18,11 +19,30 @@ _OLDER = ("flash_attn", "torch_varlen", "cudnn", "fa3", "triton", "sdpa", "block
 #: Small calls wait for the host: first whom the host has started soonest, in inference and with gradients.
 _HOPPER_SMALL = ("triton", *(name for name in _HOPPER if name != "triton"))
 _HOPPER_SMALL_TRAINED = ("sdpa", *(name for name in _HOPPER if name != "sdpa"))
-#: Products of q and k, times head dim, up to which a call is small: by the widest head dim, and with gradients.
-_SMALL = ((64, 1 << 32), (128, 1 << 30))
-_SMALL_TRAINED = 1 << 33
-#: `triton` does not split the keys of one row among programs.
-_MOST_KEYS = 2048
+#: One row of queries in a graph.
+_HOPPER_ROW = ("cudnn", *(name for name in _HOPPER if name != "cudnn"))
+
+
+class _Small(NamedTuple):
+    """Up to which head dim, products of q and k times the head dim, and keys `triton` is done soonest.
+
+    Keys, because it does not split those of one row among programs.
+    """
+
+    head_dim: int
+    work: int
+    keys: int
+
+
+#: Called one by one; in a graph, where the host does not matter; padded or packed, where it matters most.
+_DENSE = (_Small(64, 1 << 32, 4096), _Small(128, 5 << 28, 2048))
+_CAPTURED = (_Small(64, 1 << 30, 1024), _Small(128, 1 << 30, 512))
+_STRUCTURED = (_Small(128, 1 << 33, 2048),)
+_BOUNDS = {"dense": _DENSE, "key_padding": _STRUCTURED, "packed": _STRUCTURED}
+#: In a graph, more keys than this of one row of queries are cuDNN's.
+_ROW_KEYS = 512
+#: Products with gradients up to which torch's own choice is soonest done with forward and backward.
+_TRAINED_WORK = 1 << 34
 
 
 def order(request: Request, machine: Machine) -> tuple[str, ...]:
@@ -35,14 +55,19 @@ def order(request: Request, machine: Machine) -> tuple[str, ...]:
 
 
 def _hopper(request: Request) -> tuple[str, ...]:
-    if request.structure_kind != "dense" or request.dtype not in ("bfloat16", "float16"):
+    kind, dense = request.structure_kind, request.structure_kind == "dense"
+    if request.dtype not in ("bfloat16", "float16") or kind not in _BOUNDS:
         return _HOPPER
-    *_, queries, _, head_dim = request.q.shape
-    keys = request.k.shape[-3]
+    queries, keys = request.q.shape[-3], request.k.shape[-3]
     work = prod(request.q.shape) * keys
     if request.grad:
         plain = request.window is None and not request.softcap and not (request.causal and queries != keys)
-        return _HOPPER_SMALL_TRAINED if plain and work <= _SMALL_TRAINED else _HOPPER
-    width = max(head_dim, request.v.shape[-1])
-    most = next((most for widest, most in _SMALL if width <= widest), 0)
-    return _HOPPER_SMALL if keys <= _MOST_KEYS and work <= most else _HOPPER
+        return _HOPPER_SMALL_TRAINED if dense and plain and work <= _TRAINED_WORK else _HOPPER
+    if request.capturing and not dense:
+        return _HOPPER
+    if request.capturing and queries == 1 and keys > _ROW_KEYS:
+        return _HOPPER_ROW
+    width = max(request.head_dim, request.v.shape[-1])
+    bounds = _CAPTURED if request.capturing else _BOUNDS[kind]
+    small = next((small for small in bounds if width <= small.head_dim), None)
+    return _HOPPER_SMALL if small is not None and work <= small.work and keys <= small.keys else _HOPPER
