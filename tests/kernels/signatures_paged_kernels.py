@@ -30,7 +30,7 @@ def _attention(
     v_dim = v_head_dim or head_dim
     signatures = []
     for arch in targets:
-        work = Work(rows, 4096, 64, max(head_dim, v_dim), _BYTES[dtype], page_size)
+        work = Work(rows, 4096, 64, max(head_dim, v_dim), _BYTES[dtype])
         tiles = paged_tiles(work, arch, 132)
         kernel = paged_attention_kernel
         arguments: dict[str, Any] = {parameter.name: "i32" for parameter in kernel.params if not parameter.is_constexpr}
