@@ -11,7 +11,8 @@ A slot is called as
 q, k, v      [B,S,H,D], packed [T,H,D]; paged: k and v are pools [pages,page_size,Hk,D]; any strides, one dtype
 out          None, or the buffer to write; a slot that claims `out` returns that same tensor
 meta         what the structure prepared for this device, once for all layers: None for dense, else a `KeyPaddingMeta`,
-             `MaskMeta`, `PackedMeta`, `SpansMeta` or `PagedMeta`
+             `MaskMeta`, `PackedMeta`, `SpansMeta`, `PagedMeta`, `VideoTilesMeta` (which carries the call's gate) or
+             `BlockMapMeta`
 causal       bottom-right aligned; `window` (left, right) likewise, None unbounded, its right side 0 with causal
 scale        a float, 0.0 means 0.0
 softcap      c > 0: scores become c*tanh(scores/c) before masks; 0.0: none
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING
 from polyattn.door.backend import Backend, Features, Options, Requires, Slot
 from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import API_LEVEL, Declined, Found, Machine, Platform
-from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts
+from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts, VideoFacts
 from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from polyattn.backends.calls import wants_grad as wants_grad
     from polyattn.backends.derived import derived as derived
     from polyattn.backends.empty import empty_attention as empty_attention
+    from polyattn.backends.flex import flex_backend as flex_backend
     from polyattn.backends.fused import positive_scale as positive_scale
     from polyattn.backends.generic import generic_backends as generic_backends
     from polyattn.backends.masked import masked as masked
@@ -68,11 +70,13 @@ if TYPE_CHECKING:
     from polyattn.machine import installed_versions as installed_versions
     from polyattn.operators import define_once as define_once
     from polyattn.quant import Quant as Quant
+    from polyattn.structures.block_map import BlockMapMeta as BlockMapMeta
     from polyattn.structures.key_padding import KeyPaddingMeta as KeyPaddingMeta
     from polyattn.structures.mask import MaskMeta as MaskMeta
     from polyattn.structures.packed_meta import PackedMeta as PackedMeta
     from polyattn.structures.paged import PagedMeta as PagedMeta
     from polyattn.structures.spans import SpansMeta as SpansMeta
+    from polyattn.structures.video_meta import VideoTilesMeta as VideoTilesMeta
 
 __all__ = [
     "API_LEVEL",
@@ -93,6 +97,7 @@ __all__ = [
     "Slot",
     "StructureFacts",
     "TensorFacts",
+    "VideoFacts",
     "capabilities_of",
     "missing_requirements",
     "resolve",
@@ -108,6 +113,7 @@ _LAZY = {
     "TRITON_ROWS": "polyattn.backends.row_ops",
     "derived": "polyattn.backends.derived",
     "empty_attention": "polyattn.backends.empty",
+    "flex_backend": "polyattn.backends.flex",
     "masked": "polyattn.backends.masked",
     "under_positions": "polyattn.backends.masked",
     "packed_rows": "polyattn.compositions.pack",
@@ -122,11 +128,13 @@ _LAZY = {
     "triton_backend": "polyattn.backends.triton",
     "warn": "polyattn.environment",
     "wants_grad": "polyattn.backends.calls",
+    "BlockMapMeta": "polyattn.structures.block_map",
     "KeyPaddingMeta": "polyattn.structures.key_padding",
     "MaskMeta": "polyattn.structures.mask",
     "PackedMeta": "polyattn.structures.packed_meta",
     "PagedMeta": "polyattn.structures.paged",
     "SpansMeta": "polyattn.structures.spans",
+    "VideoTilesMeta": "polyattn.structures.video_meta",
     "define_once": "polyattn.operators",
     "generic_backends": "polyattn.backends.generic",
     "installed_versions": "polyattn.machine",

@@ -19,7 +19,7 @@ VERSIONS = {"triton": "3.6.0"}
 def install() -> None:
     """Put it in torch's place, and let the backend's programs run as they are, uncompiled."""
     flex.flex_attention = flex_attention
-    importlib.import_module("polyattn_cuda.flex_programs").compiled = lambda program: program
+    importlib.import_module("polyattn.backends.flex_programs").compiled = lambda program: program
 
 
 def flex_attention(

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 if TYPE_CHECKING:
-    from polyattn.vendor import Visibility
+    from polyattn.backends.visibility import Visibility
 
 #: Query rows and keys of a block: flex attention's own default, which its tiles divide.
 BLOCK = 128

@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 from torch.nn.functional import pad
 
-from polyattn_cuda.flex_blocks import Blocks, Rule, block_mask, leave_open
+from polyattn.backends.flex_blocks import Blocks, Rule, block_mask, leave_open
 
 Program = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
