@@ -22,7 +22,7 @@ VISIBILITY = ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR")
 #: Every variable that changes what runs here: facts of the machine, never set by us.
 VARIABLES = (*VISIBILITY, "ZE_FLAT_DEVICE_HIERARCHY", "VLLM_XPU_SPEC_DECODE_MAX_QLEN")
 #: Kernel packages whose versions are facts of the machine.
-DISTRIBUTIONS = ("pytorch-triton-xpu", "triton-xpu", "vllm-xpu-kernels")
+DISTRIBUTIONS = ("intel-extension-for-pytorch", "pytorch-triton-xpu", "triton-xpu", "vllm-xpu-kernels")
 #: Device files, one of which is there wherever the driver is.
 DRIVER_FILES = ("/dev/dri/renderD*", "/dev/dxg")
 #: torch's own count of devices that does not start the runtime; below 0 where it cannot tell.

@@ -1,0 +1,83 @@
+"""vllm-xpu-kernels, FlashAttention 2 for Xe2 and Xe3: dense, padding and documents packed, pages; inference alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
+from polyattn_xpu import vllm_xpu_build as build
+
+_FORWARD = "polyattn_xpu.vllm_xpu_forward"
+
+
+def check(request: Request, machine: Machine) -> tuple[str, ...]:
+    """What features cannot say: the device, a wheel that does not load, padding that packing would move, pages."""
+    reasons = [failure] if (failure := build.load_failure()) else []
+    if not build.served(machine.arch):
+        reasons.append(f"architecture {machine.arch} is not one it has kernels for: PVC, BMG, LNL, PTL, WCL")
+    reasons += varlen_padding.packs_in_place(request, machine)
+    if request.structure_kind == "prefix_kv" and request.causal and request.structure_facts.queries == "all":
+        reasons.append("causal over a prefix of the keys is off the diagonal of one call")
+    return (*reasons, *_pages(request))
+
+
+def _pages(request: Request) -> tuple[str, ...]:
+    facts = request.structure_facts
+    if request.structure_kind != "paged" or facts.page_size is None:
+        return ()
+    reasons = []
+    if not facts.host:
+        reasons.append("a block table on the device may name pages that are not there, and its kernel would read them")
+    if facts.query_layout == "padded":
+        reasons.append("padded queries over pages are not supported, only batched or packed ones")
+    if not all(_row_major(pool) for pool in (request.k, request.v)):
+        reasons.append("its kernel wants pools that are contiguous; this one would be copied")
+    heads = request.num_heads // max(request.num_kv_heads, 1)
+    if heads > build.MOST_HEADS:
+        reasons.append(f"{heads} query heads on one KV head over pages, at most {build.MOST_HEADS} are compiled")
+    elif facts.page_size in build.PAGE_SIZES and not build.decodes(heads, request.head_dim, facts.page_size):
+        reasons.append(
+            f"its wheel has no kernel for head_dim {request.head_dim} and {heads} query heads on one KV head over "
+            f"pages of {facts.page_size}"
+        )
+    if not request.causal and request.head_dim in build.PAGED_CAUSAL - build.PAGED:
+        reasons.append(f"head_dim {request.head_dim} over pages is compiled for causal calls only")
+    return tuple(reasons)
+
+
+def _row_major(pool: TensorFacts) -> bool:
+    return pool.stride == TensorFacts.contiguous(pool.shape, pool.dtype).stride or 0 in pool.shape
+
+
+def _slots() -> tuple[Slot, ...]:
+    """Each structure in the forms compiled: all there is for wide heads, causal without an LSE, neither."""
+    full = Features(
+        causal=True, lse=True, gqa=True, deterministic=True, out=True,
+        dtypes=frozenset({"float16", "bfloat16"}), head_dims=build.WITH_LSE,
+    )  # fmt: skip
+    forms = (
+        full,
+        replace(full, lse=False, head_dims=build.CAUSAL),
+        replace(full, lse=False, causal=False, head_dims=build.PLAIN),
+    )
+    unpaged = tuple(
+        Slot(f"{_FORWARD}:{kind}", replace(form, kinds=frozenset({kind})))
+        for kind in ("dense", "prefix_kv", "packed", "key_padding")
+        for form in forms
+    )
+    over_pages = replace(
+        full, kinds=frozenset({"paged"}), lse=False, head_dims=build.PAGED_CAUSAL, page_sizes=build.PAGE_SIZES
+    )
+    return (*unpaged, Slot(f"{_FORWARD}:paged", over_pages))
+
+
+def backend() -> Backend:
+    """`xpu:vllm_xpu`."""
+    hint = "pip install vllm-xpu-kernels beside the XPU build of torch that its release notes name"
+    return Backend(
+        "vllm_xpu",
+        _slots(),
+        requires=(Requires(build.PACKAGE, "0.1.16", hint),),
+        check=check,
+        tolerances={"float16": 4e-3, "bfloat16": 3e-2},
+    )

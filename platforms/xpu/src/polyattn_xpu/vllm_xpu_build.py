@@ -1,0 +1,66 @@
+"""What vllm-xpu-kernels is compiled for, and whether it loads here: facts, and one guarded import."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import lru_cache
+
+PACKAGE = "vllm-xpu-kernels"
+MODULE = "vllm_xpu_kernels.flash_attn_interface"
+
+#: Compiled forms of the wheel 0.1.16.2, read from its libraries. What is not among them would run in the package's
+#: PyTorch reference, which reads lengths on the host and holds all scores: it is refused instead.
+PLAIN = frozenset({64, 80, 96, 128, 192, 256})  # 192 only with its LSE, which is then asked for
+WITH_LSE = frozenset({128, 192, 256})
+CAUSAL = frozenset({64, 128, 192, 256})
+PAGED = frozenset({64, 128})
+PAGED_CAUSAL = frozenset({64, 96, 128, 192, 256, 512})
+#: Over pages: the most query heads that share a KV head, and keys that a step reads -> head dims.
+DECODE = {
+    (8, 16): frozenset({64, 128}),
+    (8, 32): frozenset({128, 512}),
+    (8, 64): frozenset({64, 96, 128, 192, 256, 512}),
+    (16, 16): frozenset({64, 128}),
+    (16, 32): frozenset({64}),
+    (16, 64): frozenset({64, 128, 256}),
+}
+PAGE_SIZES = frozenset({16, 32, *range(64, 65537, 64)})
+MOST_HEADS = 16
+
+#: Xe families by the two numbers that begin an architecture: 12.60 and 12.61 are PVC, 20.x BMG and LNL, 30.x PTL, WCL.
+_PVC = ((12, 60), (12, 61))
+_XE2, _XE3 = 20, 30
+
+
+def served(arch: str) -> bool:
+    """Whether the wheel has kernels for an architecture as SYCL numbers it; an unknown one may have them."""
+    number = int(arch, 16) if arch else 0
+    if number == 0:
+        return True
+    family = (number >> 22, number >> 14 & 0xFF)
+    return family in _PVC or family[0] in (_XE2, _XE3)
+
+
+def decodes(heads: int, head_dim: int, page_size: int) -> bool:
+    """Whether rows of one query are compiled: `heads` query heads on a KV head, over pages of `page_size` rows."""
+    packed = 8 if heads <= 8 else 16
+    return heads <= MOST_HEADS and head_dim in DECODE[packed, min(page_size, 64)]
+
+
+@lru_cache(maxsize=1)
+def load_failure() -> str:
+    """Why the installed package has no kernels in this process; empty where it has, or is not here at all.
+
+    Its import succeeds without them: it then only says so.
+    """
+    if importlib.util.find_spec(MODULE.partition(".")[0]) is None:
+        return ""
+    try:
+        module = importlib.import_module(MODULE)
+    except Exception as error:
+        return f"{PACKAGE} cannot be imported: {type(error).__name__}: {error}"
+    if getattr(module, "FA2_AVAILABLE", True):
+        return ""
+    why = getattr(module, "FA2_UNAVAILABLE_REASON", None) or "it does not say why"
+    return f"{PACKAGE} has no kernels here ({why}): its wheel loads beside one build of torch, that it was linked with"
