@@ -45,7 +45,7 @@ def test_structures_of_lists_are_on_the_cpu() -> None:
         assert derived.indices.tolist() == [0, 2, 3]
     for structure in structures:
         assert [anchor.device for anchor in structure.anchors()] == [CPU] * len(structure.anchors())
-        assert structure.builds == 1 or structure.kind == "block_map"
+        assert structure.builds == 1
     torch.testing.assert_close(got, want)
 
 

@@ -43,6 +43,40 @@ class TensorFacts:
 
 
 @dataclass(frozen=True)
+class VideoFacts:
+    """What routing may know of video tiles.
+
+    grid, tile            tokens of the video and of a tile, along time, height, width
+    segments              half-open row ranges of the tokens beside the video: dense rows, always-kept columns
+    used                  rows that hold tokens
+    kept, tiles           tiles that a query tile keeps, of how many
+    segment_blocks        blocks that the segments are cut into
+    keep_sparse_numerics  the sparse route is wanted with all tiles kept, too
+    min_seq_len           fewer rows are not worth the sparse route
+    fallback              "dense": where the sparse route cannot or should not run, a dense one does; "error": none
+    gate, gate_grad       a gate adds the coarse term; autograd wants its gradient
+    """
+
+    grid: tuple[int, int, int]
+    tile: tuple[int, int, int]
+    segments: tuple[tuple[int, int], ...]
+    used: int
+    kept: int
+    tiles: int
+    segment_blocks: int = 0
+    keep_sparse_numerics: bool = False
+    min_seq_len: int = 0
+    fallback: str = "error"
+    gate: bool = False
+    gate_grad: bool = False
+
+    @property
+    def volume(self) -> int:
+        """Rows of a full tile."""
+        return self.tile[0] * self.tile[1] * self.tile[2]
+
+
+@dataclass(frozen=True)
 class StructureFacts:
     """What routing may know of a structure. A field that does not concern a kind keeps its default.
 
@@ -60,6 +94,8 @@ class StructureFacts:
     query_layout    paged: "batched" [B,Sq,H,D], "packed" [T,H,D] or "padded" [B,Sq,H,D] with q_lengths
     page_size       paged: rows of a page
     same_lengths    packed: queries and keys share one set of boundaries
+    video           video tiles: their layout and rules
+    blocks          block map: rows of a query block and of a key block
     """
 
     host: bool = True
@@ -76,6 +112,8 @@ class StructureFacts:
     query_layout: str | None = None
     page_size: int | None = None
     same_lengths: bool = True
+    video: VideoFacts | None = None
+    blocks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

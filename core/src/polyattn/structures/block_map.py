@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from polyattn.door.request import StructureFacts
-from polyattn.structures.base import Structure
+from polyattn.structures.base import Meta, Structure
 from polyattn.structures.host_data import host_tensor, integer, integer_tensor, on_host
 from polyattn.structures.lasting import lasting, normal
+from polyattn.structures.transfer import send
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMapMeta(Meta):
+    """BlockMap on one device: int32 lists [B|1,H|1,Nq,K], counts [B|1,H|1,Nq], sizes [Nk] or None: all rows are real.
+
+    A block that the keys do not have, before the count, keeps nothing.
+    """
+
+    lists: torch.Tensor
+    counts: torch.Tensor
+    sizes: torch.Tensor | None
+    block_q: int
+    block_k: int
 
 
 class BlockMap(Structure):
@@ -58,7 +74,7 @@ class BlockMap(Structure):
             counts=_kept(given_counts),
             sizes=None if given_sizes is None else _kept(given_sizes),
             last_block=last_block,
-            facts=StructureFacts(),
+            facts=StructureFacts(blocks=(sides["block_q"], sides["block_k"])),
             **sides,
         )
 
@@ -79,8 +95,9 @@ class BlockMap(Structure):
         if self.sizes is not None and self.sizes.shape[0] != key_blocks:
             raise ValueError(f"sizes: one per key block is needed, got {self.sizes.shape[0]} for {key_blocks} blocks")
 
-    def route_facts(self) -> Any:
-        return self.kind, self.facts, self.block_q, self.block_k
+    def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> BlockMapMeta:
+        sizes = None if self.sizes is None else send(self.sizes, device)
+        return BlockMapMeta(send(self.lists, device), send(self.counts, device), sizes, self.block_q, self.block_k)
 
     def anchors(self) -> tuple[torch.Tensor, ...]:
         tensors = (self.lists, self.counts)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import ceil, prod
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
-from polyattn.door.request import StructureFacts
+import torch
+
+from polyattn.door.request import StructureFacts, VideoFacts
 from polyattn.structures.base import Structure
 from polyattn.structures.host_data import integer, integer_row
+from polyattn.structures.video_meta import VideoTilesMeta, chunk_sizes, tables_of
 
 
 @dataclass(frozen=True)
@@ -17,9 +21,11 @@ class VideoLayout:
     """Where the video sits in the sequence: prefix segments, then grid (frames, height, width), then padding.
 
     grid    tokens along time, height, width
-    prefix  lengths of the segments before the video; dense rows, always-kept columns
-    used    rows that hold tokens (the rest return 0); None: prefix and video
+    prefix  lengths of the segments before the video (text, condition frames, ...); dense rows, always-kept columns
+    used    rows that hold tokens (the rest return 0); None: all up to the video's end
     start   first video row; None: right after the prefix
+
+    Rows below `used` that are neither, between the prefix and `start` or after the video, are segments like the prefix.
 
     >>> import polyattn as pa
     >>> pa.VideoLayout((4, 8, 8), prefix=(16,)).tokens
@@ -48,9 +54,26 @@ class VideoLayout:
             )
 
     @property
+    def video_start(self) -> int:
+        """The first row of the video."""
+        return sum(self.prefix) if self.start is None else self.start
+
+    @property
     def tokens(self) -> int:
         """Rows up to the video's end."""
-        return (sum(self.prefix) if self.start is None else self.start) + prod(self.grid)
+        return self.video_start + prod(self.grid)
+
+    @property
+    def rows(self) -> int:
+        """Rows that hold tokens."""
+        return self.tokens if self.used is None else self.used
+
+    @property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """Half-open ranges of the rows that hold tokens beside the video, in order."""
+        bounds = list(accumulate(self.prefix, initial=0))
+        ranges = [*pairwise(bounds), (bounds[-1], self.video_start), (self.tokens, self.rows)]
+        return tuple((start, end) for start, end in ranges if start < end)
 
 
 class VideoTiles(Structure):
@@ -93,26 +116,44 @@ class VideoTiles(Structure):
             raise TypeError(f"keep_sparse_numerics: True or False is needed, got {keep_sparse_numerics!r}")
         shape = _triple("tile", tile)
         num_tiles = prod(ceil(size / edge) for size, edge in zip(layout.grid, shape, strict=True))
+        kept = min(integer("topk", topk, least=1), num_tiles) if topk is not None else _kept(sparsity, num_tiles)
+        least = integer("min_seq_len", min_seq_len)
+        beside = sum(len(chunk_sizes(end - start, prod(shape))) for start, end in layout.segments)
+        video = VideoFacts(
+            layout.grid, shape, layout.segments, layout.rows, kept, num_tiles, beside, keep_sparse_numerics, least,
+            fallback,
+        )  # fmt: skip
         self._freeze(
             layout=layout,
             tile=shape,
-            kept=min(integer("topk", topk, least=1), num_tiles) if topk is not None else _kept(sparsity, num_tiles),
+            kept=kept,
             num_tiles=num_tiles,
             keep_sparse_numerics=keep_sparse_numerics,
-            min_seq_len=integer("min_seq_len", min_seq_len),
+            min_seq_len=least,
             fallback=fallback,
-            facts=StructureFacts(),
+            facts=StructureFacts(video=video),
         )
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
-        described, rows = self.layout.used or self.layout.tokens, q_shape[1]
+        described, rows = self.layout.rows, q_shape[1]
         fits = rows == described if self.layout.used is None else rows >= described
         if not fits or k_shape[1] != rows:
             raise ValueError(f"layout: {described} rows are described, but q has S={rows} and k S={k_shape[1]}")
 
-    def route_facts(self) -> Any:
-        sizes = (self.tile, self.kept, self.num_tiles, self.keep_sparse_numerics, self.min_seq_len, self.fallback)
-        return self.kind, self.facts, self.layout, sizes
+    def preparation_key(self, device: torch.device, k_shape: tuple[int, ...]) -> Any:
+        return device, self._rows(k_shape)
+
+    def prepare(self, device: torch.device, k_shape: tuple[int, ...]) -> VideoTilesMeta:
+        tables = tables_of(self.layout, self.tile, self._rows(k_shape), device)
+        blocks = len(tables.sizes)
+        return VideoTilesMeta(
+            tables.order, tables.starts, tables.tile_of, tables.sizes, blocks - self.num_tiles, self.num_tiles,
+            self.kept, self.layout.rows, prod(self.tile),
+        )  # fmt: skip
+
+    def _rows(self, k_shape: tuple[int, ...]) -> int:
+        """S of a call; ahead of any call, the rows that hold tokens."""
+        return k_shape[1] if k_shape else self.layout.rows
 
     def __repr__(self) -> str:
         return f"VideoTiles({self.layout}, tile={self.tile}, {self.kept} of {self.num_tiles} tiles kept)"
