@@ -2,9 +2,10 @@
 
 from polyattn.vendor import Platform
 from polyattn_xpu import detection
+from polyattn_xpu.options import XpuOptions
 from polyattn_xpu.order import order
 
-__all__ = ["platform"]
+__all__ = ["XpuOptions", "platform"]
 
 
 def platform() -> Platform:

@@ -68,7 +68,7 @@ def _slots() -> tuple[Slot, ...]:
     over_pages = replace(
         full, kinds=frozenset({"paged"}), lse=False, head_dims=build.PAGED_CAUSAL, page_sizes=build.PAGE_SIZES
     )
-    return (*unpaged, Slot(f"{_FORWARD}:paged", over_pages))
+    return (*unpaged, Slot("polyattn_xpu.vllm_xpu_pages:paged", over_pages))
 
 
 def backend() -> Backend:
@@ -79,5 +79,6 @@ def backend() -> Backend:
         _slots(),
         requires=(Requires(build.PACKAGE, "0.1.16", hint),),
         check=check,
+        options=frozenset({"finite_pages"}),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

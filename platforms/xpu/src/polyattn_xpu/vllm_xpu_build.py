@@ -15,7 +15,7 @@ PLAIN = frozenset({64, 80, 96, 128, 192, 256})  # 192 only with its LSE, which i
 WITH_LSE = frozenset({128, 192, 256})
 CAUSAL = frozenset({64, 128, 192, 256})
 PAGED = frozenset({64, 128})
-PAGED_CAUSAL = frozenset({64, 96, 128, 192, 256, 512})
+PAGED_CAUSAL = frozenset({64, 128, 192, 256})  # and 96 and 512, which have no causal form without pages
 #: Over pages: the most query heads that share a KV head, and keys that a step reads -> head dims.
 DECODE = {
     (8, 16): frozenset({64, 128}),
@@ -38,14 +38,20 @@ def served(arch: str) -> bool:
     number = int(arch, 16) if arch else 0
     if number == 0:
         return True
+    number = number >> 8 if number > 0xFFFFFFFF else number  # some releases of SYCL put a byte of zeros behind
     family = (number >> 22, number >> 14 & 0xFF)
     return family in _PVC or family[0] in (_XE2, _XE3)
+
+
+def step(page_size: int) -> int:
+    """Keys that its kernels take at once over pages: what lies behind a row's last key in them counts as 0 times it."""
+    return min(page_size, 64)
 
 
 def decodes(heads: int, head_dim: int, page_size: int) -> bool:
     """Whether rows of one query are compiled: `heads` query heads on a KV head, over pages of `page_size` rows."""
     packed = 8 if heads <= 8 else 16
-    return heads <= MOST_HEADS and head_dim in DECODE[packed, min(page_size, 64)]
+    return heads <= MOST_HEADS and head_dim in DECODE[packed, step(page_size)]
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""The slots of vllm-xpu-kernels, which knows packed documents alone: dense, padding and pages are such documents."""
+"""The slots of vllm-xpu-kernels, which knows packed documents alone: dense and padded rows are such documents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from polyattn.vendor import (
     TORCH_ROWS,
     KeyPaddingMeta,
     PackedMeta,
-    PagedMeta,
-    derived,
     empty_attention,
     positive_scale,
     prefix,
@@ -33,7 +30,7 @@ Window = tuple[int | None, int | None] | None
 _ARGUMENTS = frozenset(
     (
         "q", "k", "v", "max_seqlen_q", "cu_seqlens_q", "max_seqlen_k", "cu_seqlens_k", "seqused_k", "block_table",
-        "softmax_scale", "causal", "return_softmax_lse", "out",
+        "softmax_scale", "causal", "return_softmax_lse", "out", "is_mix_batch",
     )
 )  # fmt: skip
 
@@ -72,13 +69,13 @@ def documents(
     need_lse: bool,
 ) -> Result:
     """The varlen kernel of `polyattn.vendor.varlen` where each row sees a key; else use `blanked`."""
-    _takes(window, softcap)
+    takes(window, softcap)
     if q.shape[0] == 0 or k.shape[0] == 0 or max_k == 0:
         result, lse = empty_attention(q, k, v, need_lse)
         return (result if out is None else out.copy_(result)), lse
     lengths = {"cu_seqlens_k": cu_k}
     with_lse = need_lse or (q.shape[-1] == 192 and not causal)  # the only form compiled
-    result, lse = _attend(
+    result, lse = attend(
         q, k.contiguous(), v.contiguous(), out, cu_q, max_q, max_k, causal, scale, with_lse, lengths
     )  # fmt: skip
     return result, lse if need_lse else None
@@ -98,7 +95,7 @@ def blanked(
     """As `documents`; rows that see no key, which the kernel makes NaN, are 0. Shared boundaries leave none such."""
     result, lse = documents(q, k, v, out, cu_q=cu_q, cu_k=cu_k, causal=causal, **call)
     if cu_q is not cu_k:
-        blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal)
+        blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, None)
     return result, lse
 
 
@@ -113,7 +110,7 @@ def dense(
     **call: Any,
 ) -> Result:
     """Every query over every key: documents of one length."""
-    every = every_row_sees((q.shape[1],), (k.shape[1],), causal)
+    every = every_row_sees((q.shape[1],), (k.shape[1],), causal, None)
     return varlen.batched(documents if every else blanked, q, k, v, out, meta=meta, causal=causal, **call)
 
 
@@ -128,7 +125,7 @@ def packed(
     **call: Any,
 ) -> Result:
     """N documents by their boundaries on the device; [real, pad] is one of them, and needs no mask."""
-    every = meta.fixed and every_row_sees(meta.lengths_q, meta.lengths_k, causal)
+    every = meta.fixed and every_row_sees(meta.lengths_q, meta.lengths_k, causal, None)
     kernel = documents if every else blanked
     return varlen.packed(kernel, TORCH_ROWS, q, k, v, out, meta=meta, causal=causal, **call)
 
@@ -144,53 +141,13 @@ def key_padding(
 prefix_kv = partial(prefix, dense)
 
 
-def paged(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor | None,
-    *,
-    meta: PagedMeta,
-    causal: bool,
-    scale: float,
-    window: Window,
-    softcap: float,
-    need_lse: bool,
-    options: tuple[object, ...],
-) -> Result:
-    """Queries [B,Sq,H,D] or packed [T,H,D] over pages; the host knows the table and the lengths."""
-    _takes(window, softcap)
-    layout, pages = q.shape[:-2], k.shape[0]
-    tokens, place = q, out
-    if len(layout) == 2:
-        cu_q, max_q = varlen.even_boundaries(*layout, q.device), layout[1]
-        tokens, place = q.flatten(0, 1), None if out is None else varlen.flat_rows(out)
-    else:
-        cu_q, max_q = meta.cu_q, max(meta.host_q or (0,))
-    kept = meta.host_kv or (0,)
-    if tokens.shape[0] == 0 or pages == 0 or max(kept) == 0 or meta.block_table.shape[1] == 0:
-        result, _ = empty_attention(q, k, v, need_lse)
-        return (result if out is None else out.copy_(result)), None
-    # an entry past a row's length may name no page, and the package reads one page even of a row without keys
-    table = derived(meta, ("table", pages), lambda: meta.block_table.clamp(0, pages - 1).contiguous())
-    lengths = {"seqused_k": meta.kv_lengths, "block_table": table}
-    result, _ = _attend(tokens, k, v, place, cu_q, max_q, max(kept), causal, scale, need_lse, lengths)
-    asked = meta.host_q if len(layout) == 1 else (layout[1],) * layout[0]
-    if not every_row_sees(asked, meta.host_kv, causal):
-        cu_k = derived(meta, "cu_k", lambda: pad(meta.kv_lengths.cumsum(0, dtype=torch.int32), (1, 0)))
-        blank_blind(result, None, cu_q, cu_k, sum(kept), causal)
-    if len(layout) == 2:
-        result = result.unflatten(0, layout)
-    return (result if out is None else out if place is not None else out.copy_(result)), None
-
-
-def _takes(window: Window, softcap: float) -> None:
+def takes(window: Window, softcap: float) -> None:
     """Against what no slot claims: the package would drop a softcap, and run a window in PyTorch."""
     if window is not None or softcap:
         raise ValueError(f"vllm-xpu-kernels takes no window and no softcap here, asked {window} and {softcap}")
 
 
-def _attend(
+def attend(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -203,13 +160,17 @@ def _attend(
     with_lse: bool,
     lengths: dict[str, torch.Tensor],
 ) -> Result:
-    """One call; it always gets a place to write, which its releases differ about making."""
+    """One call: q [T,H,D], k and v packed or pools, by what `lengths` holds -> out [T,H,Dv], lse [H,T] | None.
+
+    It always gets a place to write, which its releases differ about making. "Mixed" calls run two kernels, one of which
+    writes a row for a document that has none.
+    """
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     place = out if out is not None and out.is_contiguous() else q.new_empty(*q.shape[:-1], v.shape[-1])
     answer = _operator()(
         q=q.contiguous(), k=k, v=v, max_seqlen_q=max_q, cu_seqlens_q=cu_q, max_seqlen_k=max_k, softmax_scale=scale,
-        causal=causal, return_softmax_lse=with_lse, out=place, **lengths,
+        causal=causal, return_softmax_lse=with_lse, out=place, is_mix_batch=False, **lengths,
     )  # fmt: skip
     result, lse = answer if with_lse else (answer, None)
     return (result if out is None or out is place else out.copy_(result)), lse
