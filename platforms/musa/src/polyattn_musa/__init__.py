@@ -2,9 +2,10 @@
 
 from polyattn.vendor import Platform
 from polyattn_musa import detection
+from polyattn_musa.options import MusaOptions
 from polyattn_musa.order import order
 
-__all__ = ["platform"]
+__all__ = ["MusaOptions", "platform"]
 
 
 def platform() -> Platform:

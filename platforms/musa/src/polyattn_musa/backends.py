@@ -1,10 +1,11 @@
-"""The attention backends of Moore Threads MUSA, fastest first."""
+"""The attention backends of Moore Threads MUSA; `order.py` says which is asked first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends
+from polyattn_musa import mate, mudnn
 
 #: What these devices compute in. They have no float64.
 DTYPES = frozenset({"bfloat16", "float16", "float32"})
@@ -17,4 +18,8 @@ def _of_these_devices(backend: Backend) -> Backend:
     return replace(backend, slots=slots)
 
 
-BACKENDS: tuple[Backend, ...] = tuple(_of_these_devices(backend) for backend in generic_backends())
+BACKENDS: tuple[Backend, ...] = (
+    mate.backend(),
+    mudnn.backend(),
+    *(_of_these_devices(backend) for backend in generic_backends()),
+)

@@ -1,4 +1,4 @@
-"""Which backend is fastest for a request on a device of Moore Threads'; facts in, names out."""
+"""Which backend is asked first on a device of Moore Threads'; facts in, names out. Nothing is measured yet."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from polyattn.vendor import Machine, Request
 
 
 def order(request: Request, machine: Machine) -> tuple[str, ...]:
-    """Backend names, fastest first."""
-    return ("sdpa", "blocked")
+    """Backend names, expected fastest first."""
+    return ("mate", "mudnn", "sdpa", "blocked")

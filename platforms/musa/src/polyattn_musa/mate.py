@@ -1,0 +1,61 @@
+"""mate, Moore Threads' FlashAttention-3 for MUSA: dense, padding and documents packed, pages; inference alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
+from polyattn_musa import mate_package as package
+
+_FORWARD = "polyattn_musa.mate_forward"
+
+
+def check(request: Request, machine: Machine) -> tuple[str, ...]:
+    """What features cannot say: another mate, the architecture, padding that packing would move, pages."""
+    reasons = [package.BROKEN] if package.BROKEN else []
+    if machine.arch and machine.arch != package.ARCH:
+        reasons.append(f"mate is built for {package.ARCH} alone, and this is {machine.arch}")
+    reasons += varlen_padding.packs_in_place(request, machine)
+    return (*reasons, *_pages(request))
+
+
+def _pages(request: Request) -> tuple[str, ...]:
+    facts = request.structure_facts
+    if request.structure_kind != "paged":
+        return ()
+    reasons = []
+    if not facts.host:
+        reasons.append("a block table on the device may name pages that are not there, and its kernel would read them")
+    if facts.query_layout == "padded":
+        reasons.append("padded queries over pages are not supported, only batched or packed ones")
+    if not all(_row_major(pool) for pool in (request.k, request.v)):
+        reasons.append("its kernel wants pools that are contiguous; this one would be copied")
+    return tuple(reasons)
+
+
+def _row_major(pool: TensorFacts) -> bool:
+    return pool.stride == TensorFacts.contiguous(pool.shape, pool.dtype).stride or 0 in pool.shape
+
+
+def backend() -> Backend:
+    """`musa:mate`."""
+    forward = Features(
+        causal=True, window=True, softcap=True, lse=True, gqa=True, out=True,
+        dtypes=frozenset({"float16", "bfloat16"}), head_dims=range(8, 513, 8),
+    )  # fmt: skip
+    slots = [
+        Slot(f"{_FORWARD}:{kind}", replace(forward, kinds=frozenset({kind})))
+        for kind in ("dense", "packed", "key_padding")
+    ]
+    # beside a prefix cut off, a window may end before what is left begins
+    slots.append(Slot(f"{_FORWARD}:prefix_kv", replace(forward, kinds=frozenset({"prefix_kv"}), window=False)))
+    slots.append(Slot("polyattn_musa.mate_pages:paged", replace(forward, kinds=frozenset({"paged"}), window=False)))
+    hint = "from Moore Threads' releases, for MUSA SDK 4.3.6 and torch_musa 2.7 or later; the registry's is another"
+    return Backend(
+        "mate",
+        tuple(slots),
+        requires=(Requires(package.PACKAGE, "0.2", hint), Requires(package.WRAPPER, "", f"mate's wrapper, {hint}")),
+        check=check,
+        options=frozenset({"finite_pages"}),
+        tolerances={"float16": 4e-3, "bfloat16": 3e-2},
+    )

@@ -1,0 +1,187 @@
+"""The slots of mate, Moore Threads' FlashAttention-3 for MUSA: dense, padded and packed rows."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from polyattn.vendor import (
+    TORCH_ROWS,
+    KeyPaddingMeta,
+    PackedMeta,
+    empty_attention,
+    flash2,
+    positive_scale,
+    prefix,
+    varlen,
+    varlen_padding,
+)
+from polyattn_musa.mate_package import INTERFACE
+from polyattn_musa.sight import blank_blind, blind_rows, every_row_sees
+
+Result = tuple[torch.Tensor, torch.Tensor | None]
+Window = tuple[int | None, int | None] | None
+
+_SHARED = frozenset(("q", "k", "v", "softmax_scale", "causal", "window_size", "softcap", "return_softmax_lse"))
+_LENGTHS = frozenset(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k", "page_table"))
+#: An argument that no other maker's FlashAttention-3 has: its wrapper claims the name of NVIDIA's module.
+_ITS_OWN = "cp_world_size"
+
+
+@lru_cache(maxsize=1)
+def operators() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`flash_attn_func` and `flash_attn_varlen_func`, once they are known to be mate's and to take what they get."""
+    module = importlib.import_module(INTERFACE)
+    functions = (module.flash_attn_func, module.flash_attn_varlen_func)
+    for function, needed in zip(functions, (_SHARED, _SHARED | _LENGTHS), strict=True):
+        lacking = sorted((needed | {_ITS_OWN}) - set(inspect.signature(function).parameters))
+        if lacking:
+            raise RuntimeError(
+                f"{INTERFACE}.{function.__name__} does not take {', '.join(lacking)}: it is not mate 0.2's, whose "
+                "wrapper is the distribution flash_attn_3; install that, or choose another backend"
+            )
+    return functions
+
+
+def bounds(causal: bool, window: Window, softcap: float, keys: int) -> tuple[bool, tuple[int, int]]:
+    """Causal and the window in its words.
+
+    What causal alone says is said by it alone: a right side of 0 ends in an assertion of its faster kernel. That kernel
+    drops a softcap too, and is left for calls with a window: one as wide as all keys hides nothing.
+    """
+    left, right = flash2.sides(causal, window)
+    if left < 0 and right == 0:
+        causal, right = True, -1
+    if softcap and left < 0 and right < 0:
+        left = keys
+    return causal, (left, right)
+
+
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: None,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+    options: tuple[object, ...],
+) -> Result:
+    """Every query over every key; it writes no buffer, so that `out` is copied into."""
+    if 0 in (q.shape[0], q.shape[1], k.shape[1]):
+        result, lse = empty_attention(q, k, v, need_lse)
+        return (result if out is None else out.copy_(result)), lse
+    blind = blind_rows(q.shape[1], k.shape[1], causal, window)
+    k, v = flash2.within_reach(q, k, v, window)
+    attend, _ = operators()
+    result, lse = called(attend, q, k, v, causal, scale, window, softcap, need_lse, {})
+    if blind:
+        result.narrow(1, 0, blind).zero_()
+        if lse is not None:
+            lse.narrow(2, 0, blind).fill_(float("-inf"))
+    return (result if out is None else out.copy_(result)), lse
+
+
+def documents(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+) -> Result:
+    """The varlen kernel of `polyattn.vendor.varlen` where each row sees a key; else use `blanked`."""
+    if q.shape[0] == 0 or k.shape[0] == 0 or max_k == 0:
+        result, lse = empty_attention(q, k, v, need_lse)
+        return (result if out is None else out.copy_(result)), lse
+    _, attend = operators()
+    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
+    result, lse = called(attend, q, k, v, causal, scale, window, softcap, need_lse, lengths)
+    return (result if out is None else out.copy_(result)), lse
+
+
+def blanked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    causal: bool,
+    window: Window,
+    **call: Any,
+) -> Result:
+    """As `documents`; rows that see no key, of which its faster kernel says nothing, are 0."""
+    result, lse = documents(q, k, v, out, cu_q=cu_q, cu_k=cu_k, causal=causal, window=window, **call)
+    if cu_q is not cu_k:  # shared boundaries leave no such row
+        blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, window)
+    return result, lse
+
+
+def packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: PackedMeta,
+    causal: bool,
+    window: Window,
+    **call: Any,
+) -> Result:
+    """N documents by their boundaries on the device."""
+    every = meta.fixed and every_row_sees(meta.lengths_q, meta.lengths_k, causal, window)
+    kernel = partial(flash2.documents, documents if every else blanked)
+    return varlen.packed(kernel, TORCH_ROWS, q, k, v, out, meta=meta, causal=causal, window=window, **call)
+
+
+def key_padding(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, *, meta: KeyPaddingMeta, **call: Any
+) -> Result:
+    """Kept keys side by side, one document a sample."""
+    return varlen_padding.key_padding(blanked, TORCH_ROWS, q, k, v, out, meta=meta, **call)
+
+
+prefix_kv = partial(prefix, dense)
+
+
+def called(
+    attend: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float,
+    window: Window,
+    softcap: float,
+    need_lse: bool,
+    lengths: dict[str, Any],
+) -> Result:
+    """One call of either function, its answer unwrapped; `lengths` is what the packed one takes beside."""
+    if scale <= 0.0:
+        q, scale = positive_scale(q, scale)
+    keys = k.shape[0] * k.shape[1] if k.dim() == 4 else k.shape[0]
+    causal, window_size = bounds(causal, window, softcap, keys)
+    answer = attend(
+        q=q.contiguous(), k=k.contiguous(), v=v.contiguous(), softmax_scale=scale, causal=causal,
+        window_size=window_size, softcap=softcap, return_softmax_lse=need_lse, **lengths,
+    )  # fmt: skip
+    return (answer[0], answer[1]) if need_lse else (answer, None)
