@@ -40,6 +40,9 @@ from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts, V
 from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
 
 if TYPE_CHECKING:
+    from polyattn.backends import flash2 as flash2
+    from polyattn.backends import flash2_calls as flash2_calls
+    from polyattn.backends import torch_varlen as torch_varlen
     from polyattn.backends import varlen as varlen
     from polyattn.backends import varlen_padding as varlen_padding
     from polyattn.backends import visibility as visibility
@@ -49,6 +52,9 @@ if TYPE_CHECKING:
     from polyattn.backends.flex import flex_backend as flex_backend
     from polyattn.backends.fused import positive_scale as positive_scale
     from polyattn.backends.generic import generic_backends as generic_backends
+    from polyattn.backends.layout import aligned as aligned
+    from polyattn.backends.layout import reachable as reachable
+    from polyattn.backends.layout import walkable as walkable
     from polyattn.backends.masked import masked as masked
     from polyattn.backends.masked import under_positions as under_positions
     from polyattn.backends.row_ops import TORCH_ROWS as TORCH_ROWS
@@ -111,8 +117,11 @@ _LAZY = {
     "RowOps": "polyattn.backends.row_ops",
     "TORCH_ROWS": "polyattn.backends.row_ops",
     "TRITON_ROWS": "polyattn.backends.row_ops",
+    "aligned": "polyattn.backends.layout",
     "derived": "polyattn.backends.derived",
     "empty_attention": "polyattn.backends.empty",
+    "flash2": "polyattn.backends.flash2",
+    "flash2_calls": "polyattn.backends.flash2_calls",
     "flex_backend": "polyattn.backends.flex",
     "masked": "polyattn.backends.masked",
     "under_positions": "polyattn.backends.masked",
@@ -122,9 +131,11 @@ _LAZY = {
     "prefix_into": "polyattn.compositions.slice",
     "quantise_fp8": "polyattn.kernels.quantise",
     "quantise_fp8_packed": "polyattn.kernels.quantise",
+    "reachable": "polyattn.backends.layout",
     "repair_documents": "polyattn.kernels.tails",
     "repair_samples": "polyattn.kernels.tails",
     "spans_into": "polyattn.compositions.segments",
+    "torch_varlen": "polyattn.backends.torch_varlen",
     "triton_backend": "polyattn.backends.triton",
     "warn": "polyattn.environment",
     "wants_grad": "polyattn.backends.calls",
@@ -142,10 +153,11 @@ _LAZY = {
     "varlen": "polyattn.backends.varlen",
     "varlen_padding": "polyattn.backends.varlen_padding",
     "visibility": "polyattn.backends.visibility",
+    "walkable": "polyattn.backends.layout",
     "write_rows": "polyattn.kernels.pages",
 }
 #: Of these, the modules that are published whole.
-_ROOMS = frozenset({"varlen", "varlen_padding", "visibility"})
+_ROOMS = frozenset({"flash2", "flash2_calls", "torch_varlen", "varlen", "varlen_padding", "visibility"})
 
 
 def __getattr__(name: str) -> object:

@@ -9,8 +9,19 @@ import pytest
 import torch
 
 from polyattn import KeyPadding, Packed, Quant, Spans, reference_attention
-from polyattn.vendor import TORCH_ROWS, Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve
-from polyattn_cuda import fa3, fa3_build, fa3_forward, fa3_fp8, fa3_operator, fa3_training, layout
+from polyattn.vendor import (
+    TORCH_ROWS,
+    Accepted,
+    Machine,
+    Rejected,
+    Request,
+    StructureFacts,
+    TensorFacts,
+    reachable,
+    resolve,
+    walkable,
+)
+from polyattn_cuda import fa3, fa3_build, fa3_forward, fa3_fp8, fa3_operator, fa3_training
 from tests.emulators.cuda import aten_cudnn, fa3_ops, repair
 
 pytestmark = pytest.mark.emulated
@@ -131,10 +142,10 @@ def test_a_scale_that_is_not_positive_goes_into_q(scale):
 def test_what_the_copy_engine_cannot_walk_is_copied_first():
     wide = drawn(1, 6, 2, 72)
     q = wide[..., 4:68]
-    assert not layout.walkable(q)
-    assert layout.walkable(layout.reachable(q))
-    assert layout.walkable(wide[..., 8:])
-    assert not layout.walkable(wide.transpose(2, 3))
+    assert not walkable(q)
+    assert walkable(reachable(q))
+    assert walkable(wide[..., 8:])
+    assert not walkable(wide.transpose(2, 3))
     out, _ = fa3_forward.dense(q, q, q, None, meta=None, **CALL)
     near(out, reference_attention(q, q, q))
 

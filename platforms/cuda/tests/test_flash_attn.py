@@ -13,8 +13,19 @@ import pytest
 import torch
 
 from polyattn import Packed, Paged, PagedKVCache, reference_attention
-from polyattn.vendor import Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve, unmet
-from polyattn_cuda import flash2, flash_attn
+from polyattn.vendor import (
+    Accepted,
+    Machine,
+    Rejected,
+    Request,
+    StructureFacts,
+    TensorFacts,
+    flash2,
+    flash2_calls,
+    resolve,
+    unmet,
+)
+from polyattn_cuda import flash_attn
 
 pytestmark = pytest.mark.emulated
 
@@ -144,7 +155,7 @@ def test_pages_that_are_refused(facts, text):
     ],
 )
 def test_a_window_in_the_packages_words(causal, window, sides):
-    asked = flash_attn._asked(False, causal, 0.5, window, 1.5, True)
+    asked = flash2_calls.asked(False, causal, 0.5, window, 1.5, True)
     assert asked["window_size"] == sides
     assert (asked["causal"], asked["softcap"], asked["dropout_p"]) == (causal, 1.5, 0.0)
 

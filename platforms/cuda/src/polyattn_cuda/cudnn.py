@@ -19,10 +19,10 @@ from polyattn.vendor import (
     masked,
     positive_scale,
     prefix,
+    reachable,
     wants_grad,
 )
-from polyattn_cuda.flash2 import arch_below
-from polyattn_cuda.layout import reachable
+from polyattn_cuda.arch import arch_below
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None

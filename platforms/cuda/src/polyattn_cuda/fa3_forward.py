@@ -12,15 +12,17 @@ from polyattn.vendor import (
     KeyPaddingMeta,
     PackedMeta,
     Request,
+    aligned,
     document_loop,
     positive_scale,
     prefix_into,
+    reachable,
     spans_into,
     varlen,
     varlen_padding,
+    walkable,
 )
 from polyattn_cuda.fa3_operator import REACH, Result, Window, attend, operator, placed, sides, splits
-from polyattn_cuda.layout import aligned, reachable, walkable
 from polyattn_cuda.repair import repair_documents, repair_samples
 from polyattn_cuda.rows import ROWS
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import KeyPaddingMeta, Quant, positive_scale, prefix, varlen, varlen_padding
+from polyattn.vendor import KeyPaddingMeta, Quant, positive_scale, prefix, varlen, varlen_padding, walkable
 from polyattn_cuda import quantise
 from polyattn_cuda.fa3_operator import REACH, Result, Window, attend, placed
-from polyattn_cuda.layout import walkable
 from polyattn_cuda.repair import repair_documents
 from polyattn_cuda.rows import ROWS
 

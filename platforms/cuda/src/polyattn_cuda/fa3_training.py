@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import Request, positive_scale, prefix
+from polyattn.vendor import Request, aligned, positive_scale, prefix, reachable
 from polyattn_cuda.cudnn import on_square, one_key
 from polyattn_cuda.fa3_operator import Result, Window, operator
-from polyattn_cuda.layout import aligned, reachable
 
 _backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
 

@@ -23,18 +23,20 @@ from polyattn.vendor import (
     Requires,
     Slot,
     document_loop,
+    flash2,
     positive_scale,
     prefix,
     spans_into,
     varlen,
     varlen_padding,
+    walkable,
 )
-from polyattn_cuda import flash2
 from polyattn_cuda.fa4_package import PACKAGE, broken_install, functions
-from polyattn_cuda.flash2 import Result, Window
-from polyattn_cuda.layout import walkable
 from polyattn_cuda.repair import repair_documents, repair_samples
 from polyattn_cuda.rows import ROWS
+
+Result = flash2.Result
+Window = flash2.Window
 
 #: Why the installed package cannot run; empty where it can.
 BROKEN: str = broken_install()

@@ -1,4 +1,4 @@
-"""What every build of FlashAttention 2 shares, torch's own included: its limits, its window, its LSE, its pages."""
+"""What every build of FlashAttention 2 shares, on whoever's devices: its limits, its window, its LSE, its pages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Machine, PagedMeta, Request, TensorFacts, derived, varlen, varlen_padding
-
-Result = tuple[torch.Tensor, torch.Tensor | None]
-Window = tuple[int | None, int | None] | None
+from polyattn.backends import varlen, varlen_padding
+from polyattn.backends.calls import Result as Result
+from polyattn.backends.derived import derived
+from polyattn.backends.visibility import Window as Window
+from polyattn.door.platform import Machine
+from polyattn.door.request import Request, TensorFacts
+from polyattn.structures.paged import PagedMeta
 
 DTYPES = frozenset({"float16", "bfloat16"})
 HEAD_DIMS = range(8, 257, 8)
-PAGE_SIZES = range(256, 65537, 256)
-#: The first architecture it has code for.
-_LEAST_ARCH = 80
 _WIDEST = 2**30
 
 
@@ -105,16 +105,8 @@ def normal_lse(lse: torch.Tensor) -> torch.Tensor:
 
 
 def objections(request: Request, machine: Machine) -> tuple[str, ...]:
-    """Reasons against a request that every build has: the architecture, padding that packing would move, pages."""
-    return (*arch_below(machine, _LEAST_ARCH), *varlen_padding.packs_in_place(request, machine), *_pages(request))
-
-
-def arch_below(machine: Machine, least: int) -> tuple[str, ...]:
-    """Against a device older than sm_<least>; an unknown one is given the benefit of the doubt."""
-    digits = machine.arch.removeprefix("sm_").rstrip("af")
-    if not digits.isdigit() or int(digits) >= least:
-        return ()
-    return (f"architecture {machine.arch} is older than sm_{least}",)
+    """Reasons against a request that every build has: padding that packing would move, pages."""
+    return (*varlen_padding.packs_in_place(request, machine), *_pages(request))
 
 
 def _pages(request: Request) -> tuple[str, ...]:
