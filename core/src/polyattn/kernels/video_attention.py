@@ -1,0 +1,127 @@
+"""Video sparse attention from raster rows to raster rows: O = fine + gate * coarse, and block maps by the same kernels.
+
+Heads are taken a few at a time, so that what is kept beside the output stays small. Forward only; float16, bfloat16 and
+float32; any head dims up to 256.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from polyattn.backends.calls import Result
+from polyattn.kernels.launch import architecture_of
+from polyattn.kernels.rows import blank
+from polyattn.kernels.video_fine import Blocks, Coarse, Listed, listed_attention
+from polyattn.kernels.video_select import select
+from polyattn.kernels.video_tiles import PACKED_BYTES, PACKED_SHARE, VideoTile, video_tile
+
+
+class Tiling(NamedTuple):
+    """A sequence cut into blocks, on the device.
+
+    order    int32 [places]: the tensor's row of each place, block after block
+    starts   int32 [n+1]: the first place of each block
+    prefix   so many first blocks are dense rows and always-kept columns
+    kept     blocks kept of the others, at least one where there are any
+    largest  the most rows of one block
+    keep     bool [S], the rows that `order` names; None: all. The others become 0, their LSE -inf
+    """
+
+    order: torch.Tensor
+    starts: torch.Tensor
+    prefix: int
+    kept: int
+    largest: int
+    keep: torch.Tensor | None = None
+
+
+def video_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    tiling: Tiling,
+    *,
+    scale: float,
+    gate: torch.Tensor | None = None,
+    need_lse: bool = False,
+    tile: VideoTile | None = None,
+    heads_at_once: int | None = None,
+) -> Result:
+    """q [B,S,H,D], k [B,S,Hk,D], v [B,S,Hk,V], gate [B,S,H,V] or None -> out [B,S,H,V], lse float32 [B,H,S] or None.
+
+    The LSE is the fine branch's. `tile`, `heads_at_once` (KV heads): how to cut the work, else the tables decide.
+    """
+    samples, rows, heads, head_dim = q.shape
+    kv_heads, v_dim = v.shape[2:]
+    result, lse = _results(q, v, out, need_lse)
+    if tile is None:
+        arch = architecture_of(q.device)
+        tile = video_tile(arch, head_dim, v_dim, q.element_size(), tiling.largest, tiling.largest)
+    starts = tiling.starts
+    blocks = Blocks(starts[:-1], starts[1:], tiling.largest, tiling.order)
+    used = tiling.order.shape[0]
+    group = heads // max(kv_heads, 1)
+    size = heads_at_once or _heads_at_once(q, k, v, used)
+    for first in range(0, kv_heads if samples and used else 0, size):
+        here = slice(first, first + size)
+        mine = slice(first * group, (first + size) * group)
+        q_part, k_part, v_part = q[:, :, mine], k[:, :, here], v[:, :, here]
+        chosen = select(
+            q_part, k_part, v_part if gate is not None else None, tiling.order, starts,
+            prefix=tiling.prefix, kept=tiling.kept, scale=scale,
+        )  # fmt: skip
+        every = blocks.number if chosen.lists is None else tiling.prefix
+        coarse = None
+        if gate is not None:
+            assert chosen.coarse is not None
+            coarse = Coarse(gate[:, :, mine], chosen.coarse)
+        listed_attention(
+            q_part, k_part, v_part, result[:, :, mine], None if lse is None else lse[:, mine],
+            blocks, blocks, Listed(chosen.lists, chosen.counts, used, every), tile, scale=scale, coarse=coarse,
+        )  # fmt: skip
+    if tiling.keep is not None:
+        blank(result, lse, tiling.keep.expand(samples, rows))
+    return (result if out is None or result is out else out.copy_(result)), lse
+
+
+def block_map_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    queries: Blocks,
+    keys: Blocks,
+    listed: Listed,
+    *,
+    scale: float,
+    need_lse: bool = False,
+    tile: VideoTile | None = None,
+) -> Result:
+    """As `listed_attention`, of blocks that together hold every query row."""
+    result, lse = _results(q, v, out, need_lse)
+    if tile is None:
+        arch = architecture_of(q.device)
+        tile = video_tile(arch, q.shape[3], v.shape[3], q.element_size(), queries.largest, keys.largest)
+    listed_attention(q, k, v, result, lse, queries, keys, listed, tile, scale=scale)
+    return (result if out is None or result is out else out.copy_(result)), lse
+
+
+def _results(q: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, need_lse: bool) -> Result:
+    samples, rows, heads, _ = q.shape
+    fits = out is not None and (out.stride(3) == 1 or out.shape[3] == 1)
+    result = out if out is not None and fits else q.new_empty(samples, rows, heads, v.shape[3])
+    lse = torch.empty(samples, heads, rows, dtype=torch.float32, device=q.device) if need_lse else None
+    return result, lse
+
+
+def _heads_at_once(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: int) -> int:
+    """KV heads of one pass, about as many in each."""
+    kv_heads = max(1, k.shape[2])
+    one = max(1, q.shape[0] * used * (k.shape[3] + v.shape[3]) * q.element_size())
+    whole = (q.numel() + k.numel() + v.numel()) * q.element_size()
+    most = max(1, int(max(PACKED_SHARE * whole, PACKED_BYTES)) // one)
+    passes = -(-kv_heads // most)
+    return -(-kv_heads // passes)

@@ -1,0 +1,124 @@
+"""Tile sizes of video attention, by architecture and head dim: a table, nothing is tuned at run time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class VideoTile(NamedTuple):
+    """How the fine branch is cut.
+
+    block_m, block_n  query rows and keys of one step; a block is cut into tiles of its own
+    warps, stages     of a program, and how many steps are in flight
+    packed            keys and values are first put in tile order, a few heads at a time; else gathered row by row
+    described         tensor descriptors load them (packed ones only)
+    paired            two tiles of query rows a program
+    ahead             scores are made a step before their softmax
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    packed: bool = False
+    described: bool = False
+    paired: bool = False
+    ahead: bool = False
+
+
+class ChooseTile(NamedTuple):
+    """How blocks are scored: blocks of rows and columns of one product, warps, and how float32 is multiplied."""
+
+    rows: int
+    columns: int
+    warps: int
+    precision: str
+
+
+#: Head dims that have a tile of their own: up to 64, 128, 256.
+_WIDTHS = (64, 128, 256)
+
+#: Elements of 2 bytes: for query blocks of 128 rows or more, a tile for each of `_WIDTHS`. "" is anything else.
+_LARGE = {
+    "sm_80": (VideoTile(128, 64, 8, 3), VideoTile(128, 32, 8, 3), VideoTile(64, 32, 8, 2)),
+    "sm_90": (
+        VideoTile(64, 64, 4, 3, packed=True, described=True), VideoTile(64, 64, 4, 3, packed=True, described=True),
+        VideoTile(64, 32, 8, 2, packed=True),
+    ),
+    "sm_100": (
+        VideoTile(128, 64, 8, 3, packed=True, described=True), VideoTile(128, 64, 8, 3, packed=True, described=True),
+        VideoTile(64, 32, 8, 2, packed=True),
+    ),
+    "gfx942": (VideoTile(128, 64, 4, 1), VideoTile(128, 64, 4, 1), VideoTile(64, 32, 4, 1)),
+    "": (VideoTile(64, 64, 4, 2), VideoTile(64, 32, 4, 2), VideoTile(32, 32, 4, 1)),
+}  # fmt: skip
+#: The same for smaller query blocks, whose keys come from the L2 for fewer rows.
+_SMALL = {
+    "sm_80": (VideoTile(64, 32, 4, 3), VideoTile(64, 32, 4, 3), VideoTile(64, 16, 4, 2)),
+    "sm_90": (
+        VideoTile(64, 32, 4, 3, packed=True, described=True), VideoTile(64, 32, 4, 3, packed=True, described=True),
+        VideoTile(64, 32, 8, 2, packed=True),
+    ),
+    "sm_100": (
+        VideoTile(64, 32, 4, 3, packed=True, described=True), VideoTile(64, 32, 4, 3, packed=True, described=True),
+        VideoTile(64, 32, 8, 2, packed=True),
+    ),
+    "gfx942": (VideoTile(64, 32, 4, 1), VideoTile(64, 32, 4, 1), VideoTile(64, 32, 4, 1)),
+    "": (VideoTile(64, 32, 4, 2), VideoTile(64, 32, 4, 2), VideoTile(32, 32, 4, 1)),
+}  # fmt: skip
+#: Elements of 4 bytes, in IEEE arithmetic: without tensor cores, small tiles do.
+_SINGLE = (VideoTile(64, 32, 8, 2), VideoTile(64, 16, 8, 2), VideoTile(32, 16, 8, 1))
+
+#: What an architecture without tiles of its own is most like, if anything.
+_LIKE = {
+    "sm_86": "", "sm_87": "sm_80", "sm_89": "", "sm_103": "sm_100", "gfx940": "gfx942", "gfx941": "gfx942",
+    "gfx950": "gfx942",
+}  # fmt: skip
+
+#: The fewest query rows of a block for which the large tiles are meant.
+_LARGE_ROWS = 128
+#: The least that a tensor core multiplies.
+_LEAST = 16
+
+#: Rows of one step of pooling and of packing, and warps of those programs.
+POOL_ROWS, PACK_ROWS, MOVE_WARPS = 32, 64, 4
+#: Entries of a list that one step of `steps_kernel` takes.
+STEPS_CHUNK = 128
+
+#: What packed keys and values of one pass may take: this share of q, k and v, or so many bytes, if that is more.
+PACKED_SHARE, PACKED_BYTES = 0.08, 160 * 2**20
+
+
+def video_tile(arch: str, head_dim: int, v_head_dim: int, element_size: int, block_q: int, block_k: int) -> VideoTile:
+    """The tile for these head dims, bytes an element, and rows of the largest query and key block.
+
+    >>> video_tile("sm_90", 128, 128, 2, 64, 64).block_n, video_tile("", 128, 128, 4, 8, 8)[:2]
+    (32, (16, 16))
+    """
+    if element_size > 2:
+        tiles = _SINGLE
+    else:
+        table = _LARGE if block_q >= _LARGE_ROWS else _SMALL
+        tiles = table.get(_LIKE.get(arch, arch), table[""])
+    tile = tiles[next(place for place, width in enumerate(_WIDTHS) if max(head_dim, v_head_dim) <= width)]
+    return tile._replace(
+        block_m=max(_LEAST, min(tile.block_m, power_of_two(block_q))),
+        block_n=max(_LEAST, min(tile.block_n, power_of_two(block_k))),
+    )
+
+
+def choose_tile(arch: str, head_dim: int) -> ChooseTile:
+    """How blocks of this head dim (the wider of keys and values) are scored."""
+    # three products of tf32 keep the digits of float32 and run on tensor cores; elsewhere they are plain
+    precision = "tf32x3" if arch.startswith("sm_") else "ieee"
+    return ChooseTile(32, 32, 4, precision) if head_dim <= 128 else ChooseTile(16, 16, 4, precision)
+
+
+def choose_warps(columns: int) -> int:
+    """Warps of the program that chooses from a row of so many scores: one as long as its registers hold them."""
+    return max(1, min(16, columns // 2048))
+
+
+def power_of_two(size: int) -> int:
+    """The least that is not below `size`."""
+    return 1 << max(size - 1, 0).bit_length()
