@@ -24,6 +24,8 @@ EMULATORS: dict[str, tuple[str, ...]] = {
     "triton": (),
 }
 
+#: Backend -> what its packages need of the machine: IPEX loads beside the torch of its own number alone.
+STACKS: dict[str, dict[str, str]] = {"ipex": {"torch": "2.8.0+xpu"}}
 #: Before the name of each, for the CPU has an `sdpa` of its own.
 PREFIX = "xpu_"
 

@@ -117,9 +117,9 @@ class PagedAttention:
     @classmethod
     @torch.no_grad()
     def flash_attn_varlen_func(
-        cls, output: Tensor, query: Tensor, k_cache: Tensor, v_cache: Tensor, cu_seq_lens_q: Tensor,
-        cu_seq_lens_kv: Tensor, max_seq_len_q: int, max_seq_len_kv: int, scale: float, is_causal: bool,
-        block_table: Tensor, alibi_slopes: Tensor | None, window_size_left: int = -1, window_size_right: int = -1,
+        cls, output: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor, cu_seqlens_q: Tensor,
+        cu_seqlens_kv: Tensor, max_seqlen_q: int, max_seqlen_kv: int, scale: float, is_cusal: bool,
+        block_tables: Tensor, alibi_slopes: Tensor | None, window_size_left: int = -1, window_size_right: int = -1,
         kv_cache_dtype: str = "auto", k_scale: float = 1.0, v_scale: float = 1.0, softcap: float = -1.0,
     ) -> Tensor:  # fmt: skip
         """Causal from the bottom right; scale, windows and softcap are heeded; a row that sees nothing is NaN.
@@ -127,15 +127,15 @@ class PagedAttention:
         Rows of no document keep what `output` had.
         """
         require(alibi_slopes is None, "alibi is not supported")
-        ends_q, ends_k = cu_seq_lens_q.tolist(), cu_seq_lens_kv.tolist()
+        ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_kv.tolist()
         counts["paged"] += 1
         for index in range(len(ends_q) - 1):
             rows, used = slice(ends_q[index], ends_q[index + 1]), ends_k[index + 1] - ends_k[index]
-            size = k_cache.shape[2]
-            pages = block_table[index, : -(-used // size)].tolist()
-            require(all(0 <= page < k_cache.shape[0] for page in pages), "(emulator) a page outside the pool")
-            k, v = (cache[pages].transpose(1, 2).flatten(0, 1)[:used] for cache in (k_cache, v_cache))
-            right = 0 if is_causal else window_size_right
+            size = key_cache.shape[2]
+            pages = block_tables[index, : -(-used // size)].tolist()
+            require(all(0 <= page < key_cache.shape[0] for page in pages), "(emulator) a page outside the pool")
+            k, v = (cache[pages].transpose(1, 2).flatten(0, 1)[:used] for cache in (key_cache, value_cache))
+            right = 0 if is_cusal else window_size_right
             seen = band(rows.stop - rows.start, used, window_size_left, right)
             out, lse = attend(query[rows], k, v, seen, scale=scale, softcap=max(softcap, 0.0))
             output[rows] = out.masked_fill(lse.isneginf().T[..., None], NAN).to(output.dtype)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.emulators.xpu.emulated import EMULATORS, PREFIX
+from tests.emulators.xpu.emulated import EMULATORS, PREFIX, STACKS
 from tests.emulators.xpu.releases import DEVICES, TORCH
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def run_kit(
     """
     asked = {
         "backend": backend, "structures": structures, "dtypes": list(dtypes), "named": named, "verbose": verbose,
-        "stack": {"lint": True} | stack,
+        "stack": {"lint": True} | STACKS.get(backend, {}) | stack,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as site:
         done = subprocess.run(
@@ -87,7 +87,7 @@ def main() -> int:
     parser.add_argument("--dtypes", type=_words, default=("bfloat16", "float16", "float32"))
     parser.add_argument("--named", default="", help="only cases whose name has this")
     parser.add_argument("--device", choices=DEVICES, default="BMG-G21")
-    parser.add_argument("--torch", choices=TORCH, default="2.14.0+xpu")
+    parser.add_argument("--torch", choices=TORCH, default=argparse.SUPPRESS)
     parser.add_argument("--no-lint", action="store_false", dest="lint", help="go on where the vendor would")
     parser.add_argument("--verbose", action="store_true", help="name each case on standard error before it runs")
     report = run_kit(**vars(parser.parse_args()))
