@@ -2,7 +2,7 @@
 
 Its CPU build drops the scale and aligns causal at the top left, its XPU build hands both to a kernel. So it is told its
 own default scale, with q multiplied by a power of two, which loses nothing; and causal only between as many queries as
-keys, where both corners are one.
+keys, where both corners are one: dense calls are made so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import frexp
+from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from polyattn.vendor import (
     TORCH_ROWS,
@@ -93,7 +95,28 @@ def documents(
     return (place if out is None or out is place else out.copy_(place)), None
 
 
-dense = partial(varlen.batched, documents)
+def dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    meta: None,
+    causal: bool,
+    **call: Any,
+) -> Result:
+    """Every query over every key. Causal runs on a square: rows are put before few queries, and left out of many."""
+    square = partial(varlen.batched, documents, meta=meta, causal=causal, **call)
+    more = q.shape[1] - k.shape[1]
+    if not causal or more == 0:
+        return square(q, k, v, out)
+    if more < 0:
+        result = square(pad(q, (0, 0, 0, 0, -more, 0)), k, v, None)[0].narrow(1, -more, q.shape[1])
+    else:
+        result = pad(square(q.narrow(1, more, k.shape[1]), k, v, None)[0], (0, 0, 0, 0, more, 0))
+    return (result if out is None else out.copy_(result)), None
+
+
 prefix_kv = partial(prefix, dense)
 packed = partial(varlen.packed, documents, TORCH_ROWS)
 key_padding = partial(varlen_padding.key_padding, documents, TORCH_ROWS)
@@ -131,7 +154,6 @@ def _rows(request: Request) -> tuple[str, ...]:
     if kind == "packed" and (not facts.host or facts.capacity):
         reasons.append("document boundaries that only the device knows may leave rows over, which it refuses")
     apart = {
-        "dense": request.q.shape[-3] != request.k.shape[-3],
         "packed": not facts.same_lengths,
         "prefix_kv": facts.queries == "all",
         "key_padding": facts.queries == "all",

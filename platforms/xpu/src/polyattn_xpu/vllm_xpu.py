@@ -50,25 +50,21 @@ def _row_major(pool: TensorFacts) -> bool:
 
 
 def _slots() -> tuple[Slot, ...]:
-    """Each structure in the forms compiled: all there is for wide heads, causal without an LSE, neither."""
-    full = Features(
+    """One a structure; where a form is not compiled for a head dim, the slot pads to one that is."""
+    unpaged = Features(
         causal=True, lse=True, gqa=True, deterministic=True, out=True,
-        dtypes=frozenset({"float16", "bfloat16"}), head_dims=build.WITH_LSE,
+        dtypes=frozenset({"float16", "bfloat16"}), head_dims=build.HEAD_DIMS,
     )  # fmt: skip
-    forms = (
-        full,
-        replace(full, lse=False, head_dims=build.CAUSAL),
-        replace(full, lse=False, causal=False, head_dims=build.PLAIN),
-    )
-    unpaged = tuple(
-        Slot(f"{_FORWARD}:{kind}", replace(form, kinds=frozenset({kind})))
-        for kind in ("dense", "prefix_kv", "packed", "key_padding")
-        for form in forms
-    )
     over_pages = replace(
-        full, kinds=frozenset({"paged"}), lse=False, head_dims=build.PAGED_CAUSAL, page_sizes=build.PAGE_SIZES
+        unpaged, kinds=frozenset({"paged"}), lse=False, head_dims=build.PAGED_CAUSAL, page_sizes=build.PAGE_SIZES
     )
-    return (*unpaged, Slot("polyattn_xpu.vllm_xpu_pages:paged", over_pages))
+    return (
+        *(
+            Slot(f"{_FORWARD}:{kind}", replace(unpaged, kinds=frozenset({kind})))
+            for kind in ("dense", "prefix_kv", "packed", "key_padding")
+        ),
+        Slot("polyattn_xpu.vllm_xpu_pages:paged", over_pages),
+    )
 
 
 def backend() -> Backend:

@@ -10,10 +10,15 @@ PACKAGE = "vllm-xpu-kernels"
 MODULE = "vllm_xpu_kernels.flash_attn_interface"
 
 #: Compiled forms of the wheel 0.1.16.2, read from its libraries. What is not among them would run in the package's
-#: PyTorch reference, which reads lengths on the host and holds all scores: it is refused instead.
-PLAIN = frozenset({64, 80, 96, 128, 192, 256})  # 192 only with its LSE, which is then asked for
-WITH_LSE = frozenset({128, 192, 256})
-CAUSAL = frozenset({64, 128, 192, 256})
+#: PyTorch reference, which reads lengths on the host and holds all scores: it is never asked for.
+HEAD_DIMS = frozenset({64, 80, 96, 128, 192, 256})
+#: Causal, LSE -> head dims without pages.
+COMPILED = {
+    (False, False): frozenset({64, 80, 96, 128, 256}),
+    (False, True): frozenset({128, 192, 256}),
+    (True, False): frozenset({64, 128, 192, 256}),
+    (True, True): frozenset({128, 192, 256}),
+}
 PAGED = frozenset({64, 128})
 PAGED_CAUSAL = frozenset({64, 128, 192, 256})  # and 96 and 512, which have no causal form without pages
 #: Over pages: the most query heads that share a KV head, and keys that a step reads -> head dims.
@@ -41,6 +46,12 @@ def served(arch: str) -> bool:
     number = number >> 8 if number > 0xFFFFFFFF else number  # some releases of SYCL put a byte of zeros behind
     family = (number >> 22, number >> 14 & 0xFF)
     return family in _PVC or family[0] in (_XE2, _XE3)
+
+
+def form(head_dim: int, causal: bool, need_lse: bool) -> tuple[int, bool]:
+    """The head dim to pad to, and whether to ask for the LSE: the narrowest form that is compiled."""
+    forms = (True,) if need_lse else (False, True)
+    return min((min(w for w in COMPILED[causal, lse] if w >= head_dim), lse) for lse in forms)
 
 
 def step(page_size: int) -> int:

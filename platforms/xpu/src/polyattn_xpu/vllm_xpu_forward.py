@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from polyattn.vendor import (
     TORCH_ROWS,
@@ -73,11 +74,18 @@ def documents(
     if q.shape[0] == 0 or k.shape[0] == 0 or max_k == 0:
         result, lse = empty_attention(q, k, v, need_lse)
         return (result if out is None else out.copy_(result)), lse
-    lengths = {"cu_seqlens_k": cu_k}
-    with_lse = need_lse or (q.shape[-1] == 192 and not causal)  # the only form compiled
+    width = q.shape[-1]
+    target, with_lse = vllm_xpu_build.form(width, causal, need_lse)
+    place = out
+    if target > width:
+        q, k, v = (pad(tensor, (0, target - width)) for tensor in (q, k, v))
+        place = None
     result, lse = attend(
-        q, k.contiguous(), v.contiguous(), out, cu_q, max_q, max_k, causal, scale, with_lse, lengths
-    )  # fmt: skip
+        q, k.contiguous(), v.contiguous(), place, cu_q, max_q, max_k, causal, scale, with_lse, {"cu_seqlens_k": cu_k}
+    )
+    if target > width:
+        result = result.narrow(-1, 0, width)
+        result = result if out is None else out.copy_(result)
     return result, lse if need_lse else None
 
 
