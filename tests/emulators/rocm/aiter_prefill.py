@@ -102,7 +102,7 @@ def float8(
     softcap: float = 0.0,
     bounds: tuple[torch.Tensor, torch.Tensor, int, int] | None = None,
 ) -> torch.Tensor:
-    """The bfloat16 answer of float8 q, k, v, [B,S,H,D] or packed under `bounds`; descales are single float32 numbers."""
+    """The bfloat16 answer of float8 q, k, v, [B,S,H,D] or packed under `bounds`; a descale is one float32."""
     check(stack.now().chip.aiter_asm, f"no float8 kernel for {stack.now().arch}")
     ck.check_tensors(q, k, v, (float8_type(),))
     check(all(d is None or (d.dtype == torch.float32 and d.numel() == 1) for d in descales), "descale: one float32")

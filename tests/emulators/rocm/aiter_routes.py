@@ -54,7 +54,7 @@ def hand_written(q: torch.Tensor, v: torch.Tensor, asked: Asked) -> bool:
         and not asked.padded
         and max(asked.sides) <= 0
         and (asked.packed or asked.max_q > 128)
-        and (machine.chip.aiter_asm or not build.asm_checks_chip)
+        and machine.chip.aiter_asm
         and not (asked.softcap and build.asm_reads_softcap)
     )
 
@@ -79,7 +79,6 @@ def _by_hand(asked: Asked, scores: Scores) -> Scores:
     left, right = asked.sides
     causal = asked.causal and asked.max_q != 1
     right = 0 if causal else right
-    check(stack.now().chip.aiter_asm, f"invalid argument for {name}: none for {stack.now().arch}")
     check((left, right) in ((-1, -1), (-1, 0)), f"invalid argument for {name}: window ({left}, {right})")
     if asked.block_table is not None:
         # ROCm/aiter issue 4455: the table is checked and left behind, the pool is read as rows

@@ -1,4 +1,4 @@
-"""AMD's Composable Kernel attention, under flash_attn's extension and under aiter: limits, empty rows, what is unwritten.
+"""AMD's Composable Kernel attention, under flash_attn's extension and aiter: limits, empty rows, what is unwritten.
 
 Read in the kernels' sources: a row that sees nothing is 0 with LSE -inf; where the host says that no key exists at all,
 the LSE is +inf. Where hardware would read outside a tensor, this raises.
@@ -44,8 +44,7 @@ def samples(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[Document]
     check(q.shape[1] > 0, "an empty grid cannot be launched: seqlen_q is 0")
     queries, keys = q.shape[1], k.shape[1]
     return [
-        Document(b * queries, (b + 1) * queries, k[b], v[b], slice(b * keys, (b + 1) * keys))
-        for b in range(q.shape[0])
+        Document(b * queries, (b + 1) * queries, k[b], v[b], slice(b * keys, (b + 1) * keys)) for b in range(q.shape[0])
     ]
 
 

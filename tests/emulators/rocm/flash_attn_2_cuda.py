@@ -1,4 +1,4 @@
-"""The extension `flash_attn_2_cuda` as ROCm builds it, over Composable Kernel, under the real flash_attn Python package.
+"""The extension `flash_attn_2_cuda` as ROCm builds it, over Composable Kernel, under flash_attn's real Python package.
 
 Its C++ side names softcap, seqused_k and the left padding of keys without reading them; here that is an error in lint
 mode and the vendor's answer outside of it.

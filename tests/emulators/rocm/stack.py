@@ -1,4 +1,4 @@
-"""What machine the emulators pass for: chip, releases and lint mode; every fact of a chip or a release is a row here."""
+"""What machine the emulators pass for: chip, releases and lint mode; every fact of a chip or a release is a row."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ class Chip:
     """An architecture: what the kernel packages have for it."""
 
     name: str
-    cdna: bool  #: a data centre chip; the others are RDNA
     flash_attn_ck: bool  #: flash_attn 2.8.3 builds its extension for it
     aiter_ck: bool  #: aiter's CK kernels are built for it
     aiter_asm: bool  #: aiter has its hand-written kernels for it
-    aotriton_experimental: bool = False  #: SDPA's fused kernels want a variable; torch's own check lists gfx1100 as well
+    aotriton_experimental: bool = False  #: SDPA's fused kernels want a variable
     sdpa_head_dim: int = 512
     decode_fault: bool = False  #: ROCm/aiter issue 2229
 
 
 #: gcnArchName up to its first colon -> the chip.
 CHIPS = {
-    "gfx90a": Chip("AMD Instinct MI250X", True, True, False, False),
-    "gfx942": Chip("AMD Instinct MI300X", True, True, True, True, decode_fault=True),
-    "gfx950": Chip("AMD Instinct MI355X", True, True, True, True),
-    "gfx1100": Chip("AMD Radeon PRO W7900", False, False, False, False, True, 256),
+    "gfx90a": Chip("AMD Instinct MI250X", True, False, False),
+    "gfx942": Chip("AMD Instinct MI300X", True, True, True, decode_fault=True),
+    "gfx950": Chip("AMD Instinct MI355X", True, True, True),
+    "gfx1100": Chip("AMD Radeon PRO W7900", False, False, False, True, 256),
 }
 
 
@@ -36,17 +35,15 @@ class Aiter:
 
     window_items: tuple[int, ...]  #: how many entries a window may have; the third counts sink tokens
     asm_reads_softcap: bool  #: False: its kernels drop it without a word; True: such a call goes to CK
-    asm_checks_chip: bool  #: False: a bf16 call of 128 columns is refused on a chip without them, not sent to CK
     asm_192: frozenset[str]  #: chips whose kernels take a head dim of 192 over values of 128
-    descales: bool  #: whether the fp8 functions take them; without, scores and values are taken as they are
     prefill_pages: tuple[int, ...]  #: rows of a page that its tests name; 1 has K and V of rank 3
     prefill_head_dim: int  #: the largest that a kernel of it is built for
 
 
 #: The wheel that pip finds, and its main branch of August 2026.
 AITER = {
-    "0.1.7.post2.dev18": Aiter((2,), False, False, frozenset({"gfx950"}), False, (1,), 128),
-    "main-2026-08": Aiter((2, 3), True, True, frozenset({"gfx942", "gfx950"}), True, (1, 16, 1024), 256),
+    "0.1.7.post2.dev18": Aiter((2,), False, frozenset({"gfx950"}), (1,), 128),
+    "main-2026-08": Aiter((2, 3), True, frozenset({"gfx942", "gfx950"}), (1, 16, 1024), 256),
 }
 
 

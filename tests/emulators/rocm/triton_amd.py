@@ -19,13 +19,13 @@ from tests.emulators.cuda.flash2 import Document, Scores, check, check_boundarie
 from tests.emulators.cuda.numerics import attend, band, gradients
 from tests.emulators.rocm import stack
 from tests.emulators.rocm.flash_attn_2_cuda import TRITON_ROUTE, on_cpu_tensors
+from tests.emulators.rocm.triton_overruns import BLOCK, spoil_lse, spoil_out
 
 VERSIONS = {"flash-attn": stack.FLASH_ATTN, "triton": stack.TRITON}
 ENV = {TRITON_ROUTE: "TRUE"}
 
 NAN, INF = float("nan"), float("inf")
-#: Rows that one program has, in the only configuration that is not tuned.
-BLOCK = 64
+#: Where the real package has them.
 ROOM = "flash_attn.flash_attn_triton_amd"
 
 #: Entry of the interface -> the arguments that it leaves behind, each with what says that it is not used.
@@ -64,13 +64,12 @@ def _watched(name: str, entry: Any, defaults: dict[str, Any]) -> Any:
     @functools.wraps(entry)
     def watched(*given: Any, **named: Any) -> Any:
         asked = dict(zip(order, given, strict=False)) | named
-        causal = {"causal": asked["causal"]}
         for argument, unused in defaults.items():
             value = asked.get(argument, unused)
-            # with causal the public function's window of (-1, 0) is the same as none
-            if value is unused or value == unused or (argument == "window_size_right" and value == 0 and causal["causal"]):
-                continue
-            stack.silent(f"flash_attn's Triton route does not read {argument} of {name}")
+            # under causal a right side of 0 asks for nothing more
+            same = asked["causal"] and argument == "window_size_right" and value == 0
+            if not same and value is not unused and (isinstance(value, torch.Tensor) or value != unused):
+                stack.silent(f"flash_attn's Triton route does not read {argument} of {name}")
         return entry(*given, **named)
 
     return watched
@@ -84,35 +83,24 @@ def prefill(q, k, v, o, sm_scale, alibi_slopes, causal, bias, layout, cu_seqlens
     check(alibi_slopes is None and bias is None and dropout_p == 0.0, "alibi, bias and dropout are not emulated")
     check(q.element_size() > 1, "float8 is not emulated")
     flat, parts = _documents(q, k, v, layout, cu_seqlens_q, cu_seqlens_k)
-    lse = torch.zeros(flat.shape[0], flat.shape[1], dtype=torch.float32)
-    out = o.view(flat.shape) if layout == "bshd" else o
-    raced = torch.zeros(flat.shape[0], dtype=torch.bool)
+    lse = torch.zeros(flat.shape[:2], dtype=torch.float32)
+    written = torch.zeros(flat.shape, dtype=q.dtype)
     scores = Scores(sm_scale, causal, -1, -1, 0.0)
     for part in parts:
         rows = slice(part.q0, min(part.q1, part.q0 + -(-max_seqlens_q // BLOCK) * BLOCK))
         seen = band(part.q1 - part.q0, part.k.shape[0], -1, 0 if causal else -1)[: rows.stop - rows.start]
         result, row_lse = attend(flat[rows], part.k, part.v, seen, scale=sm_scale)
-        out[rows] = result.to(o.dtype) if not scores.broken else NAN
-        # causal: a row that sees nothing has 0.0, which is also what a single key with score 0 gives
+        written[rows] = result.to(q.dtype) if not scores.broken else NAN
+        # causal: a row that sees nothing has 0.0, which is also what one key of score 0 gives
         lse[rows] = row_lse.T.float().masked_fill(row_lse.T.isneginf(), 0.0 if causal else -INF)
-        if causal and layout == "thd":
-            _overrun(raced, part, max_seqlens_q)
-    if layout == "thd":
-        lse[raced] = NAN
-        return lse, None
-    return lse.view(q.shape[0], q.shape[1], -1).transpose(1, 2).contiguous(), None
-
-
-def _overrun(raced: torch.Tensor, part: Document, max_q: int) -> None:
-    """A program whose rows all see nothing writes zeros to its whole block of the LSE, into the next documents.
-
-    Which of the two programs comes last is not defined: what they both write is no answer.
-    """
-    queries, keys = part.q1 - part.q0, part.k.shape[0]
-    for start in range(0, queries + 1, BLOCK):
-        if start >= max_q or min(-(-keys // BLOCK), -(-(start + BLOCK + keys - queries) // BLOCK)) > 0:
-            continue
-        raced[part.q1 : part.q0 + min(start + BLOCK, max_q)] = True
+    if causal:
+        spoil_out(written, parts, max_seqlens_q)
+    o.copy_(written.view(o.shape))
+    if layout == "bshd":
+        return lse.view(*q.shape[:2], -1).transpose(1, 2).contiguous(), None
+    if causal:
+        spoil_lse(lse, parts, max_seqlens_q)
+    return lse, None
 
 
 @torch.no_grad()
@@ -122,14 +110,16 @@ def backward(do, q, k, v, o, softmax_lse, dq, dk, dv, sm_scale, alibi_slopes, ca
     """Writes dq, dk, dv, which come filled with zeros."""
     check(alibi_slopes is None and dropout_p == 0.0, "alibi and dropout are not emulated")
     flat, parts = _documents(q, k, v, layout, cu_seqlens_q, cu_seqlens_k)
-    grads = [t.view(-1, *t.shape[2:]) if layout == "bshd" else t for t in (dq, dk, dv)]
     dout = do.flatten(0, 1) if layout == "bshd" else do
+    grads = [torch.zeros(t.flatten(0, 1).shape if layout == "bshd" else t.shape, dtype=t.dtype) for t in (dq, dk, dv)]
     for part in parts:
         rows, keys = slice(part.q0, part.q1), part.rows
         seen = band(part.q1 - part.q0, part.k.shape[0], -1, 0 if causal else -1)
         found = gradients(dout[rows], flat[rows], part.k, part.v, seen, scale=sm_scale)
         for grad, place, value in zip(grads, (rows, keys, keys), found, strict=True):
             grad[place] = value.to(grad.dtype)
+    for into, grad in zip((dq, dk, dv), grads, strict=True):
+        into.copy_(grad.view(into.shape))
     return torch.zeros_like(softmax_lse)
 
 
