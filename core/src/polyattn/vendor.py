@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from polyattn.backends.row_ops import TORCH_ROWS as TORCH_ROWS
     from polyattn.backends.row_ops import TRITON_ROWS as TRITON_ROWS
     from polyattn.backends.row_ops import RowOps as RowOps
+    from polyattn.backends.square import on_square as on_square
     from polyattn.backends.triton import triton_backend as triton_backend
     from polyattn.backends.visibility import Visibility as Visibility
     from polyattn.compositions.loop import document_loop as document_loop
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from polyattn.structures.packed_meta import PackedMeta as PackedMeta
     from polyattn.structures.paged import PagedMeta as PagedMeta
     from polyattn.structures.spans import SpansMeta as SpansMeta
+    from polyattn.structures.transfer import send as send
     from polyattn.structures.video_meta import VideoTilesMeta as VideoTilesMeta
 
 __all__ = [
@@ -125,6 +127,7 @@ _LAZY = {
     "flex_backend": "polyattn.backends.flex",
     "masked": "polyattn.backends.masked",
     "under_positions": "polyattn.backends.masked",
+    "on_square": "polyattn.backends.square",
     "packed_rows": "polyattn.compositions.pack",
     "positive_scale": "polyattn.backends.fused",
     "prefix": "polyattn.compositions.slice",
@@ -134,6 +137,7 @@ _LAZY = {
     "reachable": "polyattn.backends.layout",
     "repair_documents": "polyattn.kernels.tails",
     "repair_samples": "polyattn.kernels.tails",
+    "send": "polyattn.structures.transfer",
     "spans_into": "polyattn.compositions.segments",
     "torch_varlen": "polyattn.backends.torch_varlen",
     "triton_backend": "polyattn.backends.triton",

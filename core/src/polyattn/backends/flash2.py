@@ -79,10 +79,14 @@ def documents(
     if left is not None and cu_q is not cu_k:
         row = torch.arange(k.shape[0], device=k.device)
         first = cu_k[1:] - (cu_q[1:] - cu_q[:-1]) - left
-        document = torch.searchsorted(cu_k[1:], row, right=True).clamp(max=first.shape[0] - 1)
-        unseen = (row < first.index_select(0, document)).reshape(-1, 1, 1)
+        unseen = (row < first.index_select(0, documents_of(row, cu_k))).reshape(-1, 1, 1)
         k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     return kernel(q, k, v, out, cu_q=cu_q, cu_k=cu_k, window=window, **call)
+
+
+def documents_of(rows: torch.Tensor, cu: torch.Tensor) -> torch.Tensor:
+    """Which document each of these rows of a packed tensor belongs to; the last one, behind the last boundary."""
+    return torch.searchsorted(cu[1:], rows, right=True).clamp(max=cu.shape[0] - 2)
 
 
 def least_queries(q: torch.Tensor, k: torch.Tensor, max_q: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,8 +14,8 @@ from polyattn.vendor import (
     Machine,
     Request,
     Slot,
-    empty_attention,
     masked,
+    on_square,
     positive_scale,
     prefix,
     reachable,
@@ -95,30 +94,6 @@ def dense(
     square = partial(attend, mask=None, causal=causal, scale=scale, softcap=softcap, need_lse=need_lse)
     result, lse = on_square(square, q, k, v, need_lse) if causal else square(q, k, v)
     return (result if out is None else out.copy_(result)), lse
-
-
-def on_square(
-    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Result],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    need_lse: bool,
-) -> Result:
-    """Causal attention aligned bottom-right, by one that knows as many queries as keys only.
-
-    Rows are put before few queries; of many, those that see no key are left out.
-    """
-    more = q.shape[1] - k.shape[1]
-    if more == 0:
-        return attend(q, k, v)
-    if more < 0:
-        result, lse = attend(pad(q, (0, 0, 0, 0, -more, 0)), k, v)
-        result = result.narrow(1, -more, q.shape[1])
-        return result, None if lse is None else lse.narrow(2, -more, q.shape[1])
-    blind, blind_lse = empty_attention(q.narrow(1, 0, more), k, v, need_lse)
-    seeing, lse = attend(q.narrow(1, more, k.shape[1]), k, v)
-    result = torch.cat((blind, seeing), dim=1)
-    return result, None if lse is None or blind_lse is None else torch.cat((blind_lse, lse), dim=2)
 
 
 def _own_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import Request, aligned, positive_scale, prefix, reachable
-from polyattn_cuda.cudnn import on_square, one_key
+from polyattn.vendor import Request, aligned, on_square, positive_scale, prefix, reachable
+from polyattn_cuda.cudnn import one_key
 from polyattn_cuda.fa3_operator import Result, Window, operator
 
 _backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
