@@ -20,5 +20,5 @@ def platform() -> Platform:
         collective_backend="nccl",
         capturing=detection.capturing,
         variables=detection.VARIABLES,
-        cache_write=None,
+        cache_write="polyattn.vendor:write_rows",
     )

@@ -1,13 +1,16 @@
-"""The attention backends of AMD ROCm, fastest first."""
+"""The attention backends of AMD ROCm; `order.py` says which is asked first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.vendor import Backend, generic_backends
+from polyattn.vendor import Backend, flex_backend, generic_backends, installed_versions, triton_backend
+from polyattn_rocm import aiter, flash_attn, flash_attn_triton, torch_varlen
 
 #: What these devices compute in.
 DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
+#: Under which names releases of torch for ROCm bring Triton.
+TRITON = ("pytorch-triton-rocm", "triton-rocm", "triton")
 
 
 def _of_these_devices(backend: Backend) -> Backend:
@@ -17,4 +20,14 @@ def _of_these_devices(backend: Backend) -> Backend:
     return replace(backend, slots=slots)
 
 
-BACKENDS: tuple[Backend, ...] = tuple(_of_these_devices(backend) for backend in generic_backends())
+_triton = next(iter(installed_versions(TRITON)), TRITON[-1])
+
+BACKENDS: tuple[Backend, ...] = (
+    aiter.backend(),
+    flash_attn.backend(),
+    flash_attn_triton.backend(),
+    torch_varlen.backend(),
+    triton_backend(_triton),
+    flex_backend(_triton, "torch's ROCm wheels bring it"),
+    *(_of_these_devices(backend) for backend in generic_backends()),
+)

@@ -27,7 +27,7 @@ VARIABLES = (
     "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
 )
 #: Kernel packages whose versions are facts of the machine.
-DISTRIBUTIONS = ("amd-aiter", "flash-attn", "pytorch-triton-rocm", "triton")
+DISTRIBUTIONS = ("amd-aiter", "flash-attn", "pytorch-triton-rocm", "triton", "triton-rocm")
 #: Device files, one of which is there wherever the driver is.
 DRIVER_FILES = ("/dev/kfd", "/dev/dxg")
 #: torch's own count of devices that does not start the runtime; below 0 where it cannot tell.
