@@ -106,7 +106,10 @@ def dense(
     **call: Any,
 ) -> Result:
     """Every query over every key. Causal runs on a square: rows are put before few queries, and left out of many."""
-    square = partial(varlen.batched, documents, meta=meta, causal=causal, **call)
+
+    def square(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        return varlen.batched(documents, q, k, v, out, meta=meta, causal=causal, **call)
+
     more = q.shape[1] - k.shape[1]
     if not causal or more == 0:
         return square(q, k, v, out)
