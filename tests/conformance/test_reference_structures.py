@@ -252,7 +252,51 @@ def test_a_query_block_sees_the_real_rows_of_its_listed_blocks():
     assert answer(zeros(3), v, structure=BlockMap(lists, counts, 2, 3, sizes)) == [6, 6, 2]
 
 
-def test_video_tiles_have_no_reference_yet():
+# video tiles
+
+
+def test_a_tile_sees_the_tiles_that_its_mean_ranks_highest():
+    """Four tiles of one token each, of which one is kept."""
+    tiles = VideoTiles(VideoLayout((1, 1, 4)), (1, 1, 1), topk=1)
+    q, k, v = rows(1, 2, -3, 4), rows(0, -1, 5, 4), rows(1, 3, 5, 7)
+    assert reference_attention(q, k, v, structure=tiles).flatten().tolist() == [5, 5, 3, 5]
+    assert reference_attention(q, k, v, structure=tiles, scale=-1.0).flatten().tolist() == [3, 3, 5, 3]
+
+
+def test_the_lowest_tile_wins_a_tie():
+    tiles = VideoTiles(VideoLayout((1, 1, 6)), (1, 1, 2), topk=2)
+    assert answer(zeros(6), rows(0, 2, 4, 6, 90, 92), structure=tiles) == [3] * 6
+
+
+def test_a_gate_adds_the_mean_of_all_tiles_by_their_scores():
+    tiles = VideoTiles(VideoLayout((1, 1, 4)), (1, 1, 3), topk=1)  # a tile of three tokens and one of one
+    gate = rows(0, 1, 2, -1)
+    v = rows(1, 3, 5, 9)  # the tiles' means are 3 and 9, whose mean is 6
+    assert answer(zeros(4), v, structure=tiles) == [3, 3, 3, 3]
+    assert answer(zeros(4), v, structure=tiles, gate=gate) == [3, 9, 15, -3]
+
+
+def test_segments_are_seen_by_all_and_see_all():
+    layout = VideoLayout((1, 1, 2), prefix=(1,), used=4)  # text, two tokens of video, one more token after them
+    tiles = VideoTiles(layout, (1, 1, 1), topk=1)
+    assert answer(zeros(5), rows(1, 4, 16, 4, NAN), structure=tiles) == [6.25, 3, 3, 6.25, 0]
+
+
+def test_what_is_too_short_to_be_sparse_is_dense_or_refused():
+    short = {"layout": VideoLayout((1, 1, 4)), "tile": (1, 1, 1), "topk": 1, "min_seq_len": 5}
+    v = rows(1, 3, 5, 7)
+    assert answer(zeros(4), v, structure=VideoTiles(**short, fallback="dense")) == [4] * 4
+    with pytest.raises(UnsupportedRequest, match="4 rows .*min_seq_len=5"):
+        answer(zeros(4), v, structure=VideoTiles(**short))
+
+
+def test_what_video_tiles_do_not_combine_with_is_refused():
     q = torch.zeros(1, 8, 1, 4)
-    with pytest.raises(UnsupportedRequest, match="VideoTiles"):
-        reference_attention(q, q, q, structure=VideoTiles(VideoLayout((2, 2, 2)), (2, 2, 2), topk=1))
+    tiles = VideoTiles(VideoLayout((2, 2, 2)), (2, 2, 2), topk=1)
+    for asked in ({"causal": True}, {"window": 1}, {"softcap": 1.0}, {"gate": q, "return_lse": True}):
+        with pytest.raises(UnsupportedRequest, match="VideoTiles"):
+            reference_attention(q, q, q, structure=tiles, **asked)
+    with pytest.raises(ValueError, match=r"gate: .*\[1, 8, 1, 4\].*\[1, 7, 1, 4\]"):
+        reference_attention(q, q, q, structure=tiles, gate=q[:, :7])
+    with pytest.raises(ValueError, match="gate: only VideoTiles"):
+        reference_attention(q, q, q, gate=q)

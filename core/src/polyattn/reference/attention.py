@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 import torch
 
+from polyattn.arguments import check_combination, check_gate
 from polyattn.errors import UnsupportedRequest
 from polyattn.reference.block_map import block_map
 from polyattn.reference.dense import dense
@@ -16,6 +17,7 @@ from polyattn.reference.packed import packed
 from polyattn.reference.paged import paged
 from polyattn.reference.rule import Rule, Window, window_of
 from polyattn.reference.spans import spans
+from polyattn.reference.video_tiles import video_tiles
 from polyattn.structures import Dense, Structure
 
 _MEANING: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, Rule], tuple[torch.Tensor, torch.Tensor]]]
@@ -27,6 +29,7 @@ _MEANING = {
     "spans": spans,
     "paged": paged,
     "block_map": block_map,
+    "video_tiles": video_tiles,
 }
 
 
@@ -41,6 +44,7 @@ def reference_attention(
     scale: float | None = None,
     window: int | Window | None = None,
     softcap: float = 0.0,
+    gate: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor: ...
@@ -55,6 +59,7 @@ def reference_attention(
     scale: float | None = None,
     window: int | Window | None = None,
     softcap: float = 0.0,
+    gate: torch.Tensor | None = None,
     return_lse: Literal[True],
     dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -68,6 +73,7 @@ def reference_attention(
     scale: float | None = None,
     window: int | Window | None = None,
     softcap: float = 0.0,
+    gate: torch.Tensor | None = None,
     return_lse: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +81,7 @@ def reference_attention(
 
     Shapes are `attention`'s: [B,S,H,D], packed [T,H,D] or [1,T,H,D], paged pools [pages,page_size,Hk,D]. The LSE,
     also in `dtype`, is [B,H,Sq], [H,T] or [1,H,T]. Every visibility matrix is materialised: meant for tests, not for
-    speed. ValueError where shapes do not fit; `UnsupportedRequest` for VideoTiles, whose meaning is not written yet.
+    speed. ValueError where shapes do not fit; `UnsupportedRequest` for what a structure does not combine with.
 
     >>> import torch, polyattn as pa
     >>> q, v = torch.zeros(1, 2, 1, 4), torch.tensor([2.0, 6.0]).reshape(1, 2, 1, 1)
@@ -86,11 +92,16 @@ def reference_attention(
     if structure.kind not in _MEANING:
         raise UnsupportedRequest(f"reference_attention has no meaning for {type(structure).__name__} yet")
     structure.check(*_checked_shapes(q, k, v, structure))
+    if gate is not None or structure.kind == "video_tiles":
+        check_combination(structure, causal, window_of(window, causal), softcap, return_lse, gate)
+    if gate is not None:
+        check_gate(gate, (*q.shape[:-1], v.shape[-1]))
     rule = Rule(
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         softcap=softcap,
         causal=causal,
         window=window_of(window, causal),
+        gate=None if gate is None else gate.to(dtype),
     )
     out, lse = _MEANING[structure.kind](q.to(dtype), k.to(dtype), v.to(dtype), structure, rule)
     return (out, lse) if return_lse else out

@@ -11,12 +11,16 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """scale, softcap: the scores. causal, window: the positions, both aligned bottom-right."""
+    """scale, softcap: the scores. causal, window: the positions, both aligned bottom-right.
+
+    gate: [B, at least Sq, H, Dv], the weight of VideoTiles's coarse term; None: no such term.
+    """
 
     scale: float
     softcap: float
     causal: bool
     window: Window | None
+    gate: torch.Tensor | None = None
 
     def positions(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
         """Bool [queries,keys]: the last query sits on the last key, and each earlier one a key before."""
