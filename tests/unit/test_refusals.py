@@ -67,7 +67,6 @@ def test_a_wrong_buffer_is_refused_in_a_graph_too(out: torch.Tensor) -> None:
     [
         ({"joint": pa.Joint(Q, Q, Q)}, "joint="),
         ({"parallel": pa.distributed.SequenceParallel()}, "parallel="),
-        ({"structure": pa.VideoTiles(pa.VideoLayout((1, 2, 3)), (1, 2, 3), topk=1)}, "VideoTiles"),
     ],
 )
 def test_what_graphs_cannot_hold_is_refused_by_name(arguments: Any, word: str) -> None:

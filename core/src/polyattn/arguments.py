@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any
+
+import torch
 
 from polyattn.door.backend import Options
 from polyattn.errors import UnsupportedRequest
@@ -58,7 +60,8 @@ def check_combination(
         asked = [name for name, on in (("causal", causal), ("window", window), ("softcap", softcap)) if on]
         if asked:
             raise UnsupportedRequest(f"VideoTiles does not combine with {', '.join(asked)}")
-        if lse and gate is not None:
+        video = None if structure is None else structure.facts.video
+        if lse and (gate is not None or (video is not None and video.gate)):
             raise UnsupportedRequest("VideoTiles with a gate has no LSE: it is the fine branch's alone")
     elif gate is not None:
         raise ValueError(f"gate: only VideoTiles takes a gate, the structure is {type(structure).__name__}")
@@ -68,12 +71,16 @@ def check_combination(
         )
 
 
-def refuse_gate(
-    gate: Any, structure: Structure | None, causal: bool, window: Any, softcap: float, lse: bool
-) -> NoReturn:
-    """Say why a call with a gate cannot run: the structure takes none, or no backend serves it."""
-    check_combination(structure, causal, window, softcap, lse, gate)
-    raise UnsupportedRequest(f"gate: no installed backend serves {structure!r} with a gate")
+def check_gate(gate: Any, out_shape: tuple[int, ...]) -> None:
+    """Raise unless `gate` is a floating tensor of the output's shape; more rows than the output's are allowed."""
+    if not isinstance(gate, torch.Tensor):
+        raise TypeError(f"gate: a tensor is needed, got {type(gate).__name__}")
+    if not gate.dtype.is_floating_point:
+        raise TypeError(f"gate: a floating dtype is needed, got {gate.dtype}")
+    batch, rows, heads, width = out_shape
+    given = tuple(gate.shape)
+    if len(given) != 4 or (given[0], given[2], given[3]) != (batch, heads, width) or given[1] < rows:
+        raise ValueError(f"gate: the output's shape {list(out_shape)} is needed, or more rows, got {list(given)}")
 
 
 def _window(window: Any, causal: bool) -> Window:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyattn.arguments import check_flag, checked, refuse_gate
+from polyattn.arguments import check_flag, checked
 from polyattn.choice import Choice, parse_choice
 from polyattn.distributed.glued import glue
 from polyattn.environment import BACKEND, environment, on_reload
@@ -16,6 +16,7 @@ from polyattn.quant import Quant, as_quant, skipped
 from polyattn.request import check_types, shares_memory
 from polyattn.scope import choice_here, choices_here, logs_here, step_here
 from polyattn.structures import Structure
+from polyattn.structures.video_gate import gated
 from polyattn.traced import attend_traced
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def attention(
         window: (left, right) inclusive counts of keys beside the aligned diagonal, None unbounded; an int w is (w, 0)
             with causal, else (w, w).
         softcap: c > 0 turns scores into c * tanh(scores / c).
-        gate: weight of the coarse term, shaped like the output; `VideoTiles` only.
+        gate: weight of the coarse term, shaped like the output (rows past q's are dropped), in q's dtype; `VideoTiles`
+            only. None: no coarse term.
         return_lse: also return the natural-log LSE, float32, [B,H,Sq] or [H,T].
         out: buffer for the result, [..., H, Dv] in q's dtype.
         backend: choice such as "fa3,cudnn" or "-sdpa"; a final "auto" permits automatic choice.
@@ -95,10 +97,10 @@ def attention(
             q, k, v, structure, causal, scale, window, softcap, gate, return_lse, out, backend, None, quant, None,
             deterministic, options, parallel, joint, replicated,
         )  # fmt: skip
-    if gate is not None:
-        refuse_gate(gate, structure, causal, window, softcap, return_lse)
     if parallel is not None or joint is not None or replicated is not None:
         q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
+    if gate is not None:
+        structure = gated(structure, gate, q, k, v)
     plan = find_plan(
         q, k, v, structure, causal, scale, window, softcap, return_lse, out, backend, None, quant, None, deterministic,
         options,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polyattn.arguments import check_combination, checked
+from polyattn.arguments import checked
 from polyattn.call import effective_quant, stated_choices
 from polyattn.discovery import all_backend_names, backends_of, installed_platform, platform_for, platforms
 from polyattn.distributed.glued import glue
@@ -20,6 +20,7 @@ from polyattn.plan import describe, owner_of
 from polyattn.routing import Route, find_route
 from polyattn.scope import choice_here, step_here
 from polyattn.structures import Structure
+from polyattn.structures.video_gate import gated
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ def explain(
     else:
         q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         arguments = checked(causal, window, softcap, deterministic, options)
-        check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
+        if gate is not None:
+            structure = gated(structure, gate, q, k, v)
         effective, notes = effective_quant(quant, None, step_here())
         request, platform, _ = describe(
             q,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from polyattn.arguments import checked, checked_scale, refuse_gate
+from polyattn.arguments import checked, checked_scale
 from polyattn.call import check_heads, find_plan, stated_choices
 from polyattn.choice import AUTOMATIC, check_names, chosen_first, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
@@ -23,6 +23,7 @@ from polyattn.routing import backends_left
 from polyattn.scope import choice_here
 from polyattn.structures import KeyPadding, Structure
 from polyattn.structures.host_data import dtype_name
+from polyattn.structures.video_gate import gated
 from polyattn.traced import attend_traced
 
 if TYPE_CHECKING:
@@ -129,10 +130,10 @@ class Attention(torch.nn.Module):
                 self.backend, self.configured, self.quant, self.layer_index, self.deterministic, self.options,
                 parallel, joint, replicated,
             )  # fmt: skip
-        if gate is not None:
-            refuse_gate(gate, structure, self.causal, self.window, self.softcap, return_lse)
         if parallel is not None or joint is not None or replicated is not None:
             q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
+        if gate is not None:
+            structure = gated(structure, gate, q, k, v)
         plan = find_plan(
             q, k, v, structure, self.causal, self.scale, self.window, self.softcap, return_lse, out, self.backend,
             self.configured, self.quant, self.layer_index, self.deterministic, self.options, self._heads,

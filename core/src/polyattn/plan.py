@@ -25,6 +25,7 @@ from polyattn.request import autocast_dtype, check_out, check_tensors, check_typ
 from polyattn.routing import Route, find_route
 from polyattn.structures import Structure
 from polyattn.unowned import platform_of_unowned
+from polyattn.whole_video import as_it_is, over_tokens, stands_in
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 SlotCall = Callable[..., Result]
@@ -71,12 +72,16 @@ def make_plan(
     machine = machine_of(platform, request.device)
     backends = backends_of(platform)
     route = find_route(request, machine, platform, backends, choices, all_backend_names, notes)
+    request = route.request  # a dense one, where that stands in for video tiles that nobody takes
     squeeze = request.structure_kind == "packed" and q.dim() == 4
     if _is_empty(request):
         return Plan(route, partial(_run_empty, lse=lse, squeeze=squeeze, autocast=autocast))
     _warn_once(route)
     apart = out is None or not shares_memory(out, q, k, v)
-    return Plan(route, _runner(route, request, platform, quant, squeeze=squeeze, autocast=autocast, apart=apart))
+    return Plan(
+        route,
+        _runner(route, request, platform, quant, q.shape[1], squeeze=squeeze, autocast=autocast, apart=apart),
+    )
 
 
 def describe(
@@ -107,8 +112,8 @@ def describe(
     if out is not None:
         check_out(out, q, k, v, autocast or q.dtype, request.grad)
     if structure is not None:
-        q_shape, k_shape = (request.q.shape, request.k.shape)
-        structure.check(q_shape, k_shape)
+        squeeze = structure.kind == "packed" and q.dim() == 4
+        structure.check(*((t.shape[1:] if squeeze else t.shape) for t in (q, k)))
     return request, platform, autocast
 
 
@@ -145,12 +150,13 @@ def _runner(
     request: Request,
     platform: Platform,
     quant: Quant | None,
+    rows: int,
     *,
     squeeze: bool,
     autocast: torch.dtype | None,
     apart: bool,
 ) -> Runner:
-    """The rest of a call; `apart`: the caller's buffer, if any, shares no memory with the inputs."""
+    """The rest of a call of q's axis 1 = `rows`; `apart`: the caller's buffer shares no memory with the inputs."""
     options = (
         *(option for option in request.options if option.platform == platform.name),
         *([quant] if quant else ()),
@@ -164,13 +170,16 @@ def _runner(
         need_lse=request.lse,
         options=options,
     )
+    structured = request.structure_kind != "dense"
+    if stands_in(request) and not as_it_is(request, rows):
+        forward, structured = over_tokens(forward, request), True
     writes_out = not request.out or (apart and (not route.native or route.slot.features.out))  # compositions write
     plain = not squeeze and autocast is None and writes_out and not request.capturing
-    if plain and request.structure_kind == "dense":
+    if plain and not structured:
         return _dense_with_lse(forward) if request.lse else _dense(forward)
     if plain:
         return _structured_with_lse(forward) if request.lse else _structured(forward)
-    return partial(_run_adapted, forward, request, squeeze, autocast, writes_out)
+    return partial(_run_adapted, forward, request, structured, squeeze, autocast, writes_out)
 
 
 def _bound(route: Route, request: Request, options: tuple[Any, ...]) -> SlotCall | None:
@@ -212,6 +221,7 @@ def _structured_with_lse(forward: SlotCall) -> Runner:
 def _run_adapted(
     forward: SlotCall,
     request: Request,
+    structured: bool,
     squeeze: bool,
     autocast: torch.dtype | None,
     writes_out: bool,
@@ -227,7 +237,7 @@ def _run_adapted(
         q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)
         out = None if out is None else out.squeeze(0)
     meta = None
-    if structure is not None and request.structure_kind != "dense":
+    if structure is not None and structured:
         meta = structure.bind(q.device, q.shape, k.shape, request.capturing)
     if autocast is not None:
         q, k, v = q.to(autocast), k.to(autocast), v.to(autocast)

@@ -10,6 +10,7 @@ from polyattn.arguments import Arguments
 from polyattn.door.request import Request, StructureFacts, TensorFacts
 from polyattn.structures import Structure
 from polyattn.structures.host_data import dtype_name
+from polyattn.whole_video import densely
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -38,7 +39,8 @@ def request_of(
     kind, facts = settle(structure, q.shape, k.shape, arguments)
     squeeze = kind == "packed" and q.dim() == 4
     wants_grad = q.requires_grad or k.requires_grad or v.requires_grad or facts.mask_grad
-    return Request(
+    wants_grad = wants_grad or (facts.video is not None and facts.video.gate_grad)
+    request = Request(
         _facts(q.squeeze(0) if squeeze else q),
         _facts(k.squeeze(0) if squeeze else k),
         _facts(v.squeeze(0) if squeeze else v),
@@ -59,6 +61,7 @@ def request_of(
         capturing=capturing,
         compiling=compiling,
     )
+    return densely(request) if facts.video is not None and facts.video.runs_dense else request
 
 
 def settle(

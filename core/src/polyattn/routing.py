@@ -13,6 +13,7 @@ from polyattn.door.request import Request
 from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
 from polyattn.errors import BackendUnavailable, UnsupportedRequest
 from polyattn.measured_order import measured_names
+from polyattn.whole_video import densely, stands_in
 
 #: How deep compositions nest: a padded head over gathered pages over a document loop.
 _DEPTH = 3
@@ -91,6 +92,11 @@ def find_route(
     candidates = candidates_for(request, machine, platform, backends, choices, known)
     decisions = resolve(request, machine, backends)
     found = next(_in_order(request, machine, candidates), None)
+    video = request.structure_facts.video
+    if found is None and request.structure_kind == "video_tiles" and video is not None and video.fallback == "dense":
+        told = "; ".join(f"{d.backend.name}: {', '.join(d.reasons)}" for d in decisions if isinstance(d, Rejected))
+        note = f"video_tiles runs dense, as its fallback says: {told}"
+        return find_route(densely(request), machine, platform, backends, choices, known, (*notes, note))
     if found is None:
         raise _refusal(request, platform, candidates, decisions)
     return Route(
@@ -102,7 +108,7 @@ def find_route(
         request=request,
         decisions=decisions,
         reasons=_reasons(found, candidates, decisions),
-        notes=(*notes, *candidates.notes),
+        notes=(*notes, *_stand_in_notes(request), *candidates.notes),
         left_out=frozenset(b.name for b in backends if b not in (*candidates.named, *candidates.automatic)),
     )
 
@@ -187,6 +193,14 @@ def _composed(
                     steps, requests = (composition, *found.compositions), (inner, *found.lowered)
                     yield _Found(found.backend, found.slot, steps, requests)
                     break
+
+
+def _stand_in_notes(request: Request) -> tuple[str, ...]:
+    """That a dense route serves video tiles, and why."""
+    video = request.structure_facts.video
+    if video is None or not stands_in(request) or not video.runs_dense:
+        return ()
+    return (f"video_tiles runs dense: {video.runs_dense}",)
 
 
 def _reasons(found: _Found, candidates: Candidates, decisions: tuple[Decision, ...]) -> dict[str, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from polyattn.scope import choices_here, logs_here, traced_choice, traced_step
 from polyattn.structures.anchors import living
 from polyattn.structures.base import Structure
 from polyattn.structures.host_data import on_host
+from polyattn.structures.video_gate import fitting_gate, gated
 
 _KINDS: dict[str, type[Structure]] = {
     cls.kind: cls
@@ -32,6 +33,8 @@ _KINDS: dict[str, type[Structure]] = {
         structures.Packed,
         structures.Spans,
         structures.Paged,
+        structures.VideoTiles,
+        structures.BlockMap,
     )
 }
 _ARGUMENTS = (
@@ -63,14 +66,16 @@ def attend_traced(
     replicated: Any,
 ) -> Any:
     """The traced form of `pa.attention`; arguments as there."""
-    for name, value in (("gate", gate), ("parallel", parallel), ("joint", joint), ("replicated", replicated)):
+    for name, value in (("parallel", parallel), ("joint", joint), ("replicated", replicated)):
         if value is not None:
             raise UnsupportedRequest(f"{name}= is not supported inside a compiled graph; make this call outside of it")
     if options:
         raise UnsupportedRequest("options= are not supported inside a compiled graph; make this call outside of it")
     arguments = checked(causal, window, softcap, deterministic, ())
     check_flag("return_lse", return_lse)
-    check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, None)
+    check_combination(structure, arguments.causal, arguments.window, arguments.softcap, return_lse, gate)
+    if gate is not None:
+        gate = fitting_gate(structure, gate, q, k, v)
     dtype = autocast_dtype(q, k, v)
     if dtype is not None:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -89,6 +94,10 @@ def attend_traced(
         kind, detail = structure.kind, structure.anchor_detail()
         # a mask that wants a gradient is the tensor in the graph, not the one that the living structure holds
         handle = None if structure.facts.mask_grad else structure.handle
+    if kind == "video_tiles":  # its tensors follow from numbers; the gate has the place of a mask that wants a gradient
+        if handle is None:
+            raise UnsupportedRequest("VideoTiles cannot be built inside a compiled graph; build it outside")
+        anchors = () if gate is None else (gate,)
     s0, s1, s2, s3 = (*anchors, None, None, None, None)[:4]
     i0, i1 = (*ints, 0, 0)[:2]
     window_ = arguments.window
@@ -175,6 +184,8 @@ def _answer(q: Any, k: Any, v: Any, *rest: Any) -> Any:
     if facts.kind:
         anchors = tuple(t for t in (s0, s1, s2, s3) if t is not None)
         structure = _structure(facts.kind, facts.detail, handle, anchors, (i0, i1))
+        if facts.kind == "video_tiles" and anchors:
+            structure = gated(structure, anchors[0], q, k, v)
     window = None if left == right == -1 else (None if left < 0 else left, None if right < 0 else right)
     token = None if facts.inside is None else choices_here.set((*choices_here.get(), facts.inside))
     try:
@@ -191,6 +202,11 @@ def _answer(q: Any, k: Any, v: Any, *rest: Any) -> Any:
 def _structure(
     kind: str, detail: str, handle: torch.Tensor | None, anchors: tuple[torch.Tensor, ...], ints: tuple[int, ...]
 ) -> Structure:
+    if kind == "video_tiles":
+        tiles = living(handle)
+        if tiles is None:
+            raise RuntimeError("a compiled graph's VideoTiles no longer exists: keep it as long as the graph runs")
+        return tiles
     if not anchors:
         return _KINDS[kind]()
     return living(handle) or _KINDS[kind].from_anchors(anchors, ints, detail)

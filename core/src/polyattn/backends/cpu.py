@@ -9,10 +9,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from polyattn.backends import fused, lengths
 from polyattn.backends.band import banded
+from polyattn.backends.block_sparse import block_map
 from polyattn.backends.calls import Result
 from polyattn.backends.declarations import FLOATS, TOLERANCES, host_lengths_only, slots
 from polyattn.backends.generic import BLOCKED
 from polyattn.backends.masked import masked
+from polyattn.backends.video import video_tiles
 from polyattn.compositions.loop import document_loop
 from polyattn.compositions.segments import spans
 from polyattn.compositions.slice import prefix
@@ -51,13 +53,15 @@ sdpa_mask = partial(masked, fused.cpu, _flash_bias)
 sdpa_packed = partial(document_loop, sdpa_dense)
 sdpa_spans = partial(spans, sdpa_dense)
 sdpa_paged = partial(lengths.paged, sdpa_dense, fused.cpu)
+sdpa_video_tiles = partial(video_tiles, fused.cpu)
+sdpa_block_map = partial(block_map, fused.cpu)
 
 _PLAIN = Slot(f"{__name__}:sdpa_plain", Features(backward=True, deterministic=True, dtypes=FLOATS))
 
 BACKENDS: tuple[Backend, ...] = (
     Backend(
         "sdpa",
-        (_PLAIN, *slots(__name__, "sdpa", lse=True, deterministic=True)),
+        (_PLAIN, *slots(__name__, "sdpa", lse=True, deterministic=True, gathers_in_order=True)),
         check=host_lengths_only,
         tolerances=TOLERANCES,
     ),

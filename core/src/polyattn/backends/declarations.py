@@ -23,6 +23,8 @@ _STRUCTURES: dict[str, tuple[frozenset[str], bool]] = {
     "paged": (frozenset({"paged"}), True),
     "paged_spans": (frozenset({"paged", "spans"}), False),
 }
+#: Block-sparse slots: no positions, no softcap; gathering their keys is deterministic, its gradient need not be.
+_SPARSE = ("video_tiles", "block_map")
 
 
 def slots(
@@ -33,13 +35,25 @@ def slots(
     softcap: bool = False,
     mask_grad: bool = False,
     deterministic: bool,
+    gathers_in_order: bool = False,
     bind: str = "",
 ) -> tuple[Slot, ...]:
     """The slots `module:<prefix>_<structure>`, each with causal, GQA, any head dims, gradients and `out`.
 
-    `bind`: what binds the dense one to a shape, "module:function".
+    `bind`: what binds the dense one to a shape, "module:function". `gathers_in_order`: the gradient of gathered rows is
+    summed in the same order each time.
     """
-    return tuple(
+    sparse = tuple(
+        Slot(
+            f"{module}:{prefix}_{kind}",
+            Features(
+                kinds=frozenset({kind}), lse=lse, gqa=True, v_dim=True, backward=True, deterministic=gathers_in_order,
+                out=True, dtypes=FLOATS,
+            ),
+        )
+        for kind in _SPARSE
+    )  # fmt: skip
+    dense = tuple(
         Slot(
             f"{module}:{prefix}_{name.partition('_spans')[0]}",
             Features(
@@ -50,6 +64,7 @@ def slots(
         )
         for name, (kinds, window) in _STRUCTURES.items()
     )  # fmt: skip
+    return dense + sparse
 
 
 def host_lengths_only(request: Request, machine: Machine) -> tuple[str, ...]:

@@ -12,8 +12,10 @@ import torch
 
 from polyattn.backends import blocked, fused, lengths
 from polyattn.backends.band import banded
+from polyattn.backends.block_sparse import block_map
 from polyattn.backends.declarations import TOLERANCES, host_lengths_only, no_spans_in_unknown_pages, slots
 from polyattn.backends.masked import masked
+from polyattn.backends.video import video_tiles
 from polyattn.compositions.loop import document_loop
 from polyattn.compositions.segments import spans
 from polyattn.compositions.slice import prefix
@@ -31,6 +33,8 @@ sdpa_mask = partial(masked, fused.portable, _own_dtype)
 sdpa_packed = partial(document_loop, sdpa_dense)
 sdpa_spans = partial(spans, sdpa_dense)
 sdpa_paged = partial(lengths.paged, sdpa_dense, fused.portable)
+sdpa_video_tiles = partial(video_tiles, fused.portable)
+sdpa_block_map = partial(block_map, fused.portable)
 
 blocked_dense = partial(banded, blocked.attend)
 blocked_prefix_kv = partial(prefix, blocked_dense)
@@ -39,6 +43,8 @@ blocked_mask = partial(masked, blocked.attend, blocked.compute_dtype)
 blocked_packed = partial(lengths.packed, blocked_dense, blocked.attend)
 blocked_spans = partial(spans, blocked_dense)
 blocked_paged = partial(lengths.paged, blocked_dense, blocked.attend)
+blocked_video_tiles = partial(video_tiles, blocked.attend)
+blocked_block_map = partial(block_map, blocked.attend)
 
 SDPA = Backend(
     "sdpa",

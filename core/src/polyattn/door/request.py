@@ -75,6 +75,20 @@ class VideoFacts:
         """Rows of a full tile."""
         return self.tile[0] * self.tile[1] * self.tile[2]
 
+    @property
+    def too_short(self) -> str:
+        """Why the sparse route is not wanted for so few rows; empty where it is."""
+        short = self.used < self.min_seq_len
+        return f"{self.used} rows hold tokens, fewer than min_seq_len={self.min_seq_len}" if short else ""
+
+    @property
+    def runs_dense(self) -> str:
+        """Why a dense route serves the call as it stands; empty where the sparse route does."""
+        if self.too_short:
+            return self.too_short if self.fallback == "dense" else ""
+        all_kept = self.kept == self.tiles and not self.keep_sparse_numerics
+        return f"all tiles are kept ({self.tiles})" if all_kept else ""
+
 
 @dataclass(frozen=True)
 class StructureFacts:

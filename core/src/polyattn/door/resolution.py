@@ -132,6 +132,8 @@ def _needs(request: Request) -> Iterator[_Need]:
         yield _kind(kind)
     if request.structure_kind == "packed":
         yield _documents(facts.documents)
+    if request.structure_kind == "video_tiles" and facts.video is not None and facts.video.too_short:
+        yield _long_enough(facts.video.too_short)
     yield _listed_need(f"dtype {request.dtype}", request.dtype, attrgetter("dtypes"))
     yield _listed_need(f"head_dim {dim}", dim, attrgetter("head_dims"))
     if value_dim != dim:
@@ -185,6 +187,13 @@ def _documents(count: int | None) -> _Need:
         return f"{asked} asked, at most {most} supported" + (" ([real, pad] only)" if most == 1 else "")
 
     return _Need(f"packing of {asked}", met, refused, limit_of="packed")
+
+
+def _long_enough(why: str) -> _Need:
+    """What no slot meets: the caller does not want the sparse route here."""
+    return _Need(
+        "the sparse route", lambda features: False, lambda slots: f"{why} (fallback='dense' runs them densely)"
+    )
 
 
 def _value_dim(dim: int, value_dim: int) -> _Need:

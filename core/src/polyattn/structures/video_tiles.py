@@ -79,8 +79,16 @@ class VideoLayout:
 class VideoTiles(Structure):
     """O = fine + gate*coarse over tiles of a video grid; the gate is per call, and none means no coarse term.
 
-    Exactly one of `topk` (video tiles kept a query tile, clamped to their number) and `sparsity` (share dropped,
-    rounded so that at least the other share is kept, and never none) is given.
+    layout                the rows, see `VideoLayout`
+    tile                  tokens of a tile along time, height, width; no shorthand for a cube
+    topk, sparsity        exactly one of them: the video tiles that a query tile keeps, clamped to their number; or the
+                          share dropped, rounded so that at least the other share is kept, and never none
+    keep_sparse_numerics  with all tiles kept, stay on the sparse route (checkpoints distilled on it); else dense runs
+    min_seq_len           fewer rows that hold tokens than this are not for the sparse route
+    fallback              "dense" runs such a call, and one that no backend takes, densely, which the route records;
+                          "error" refuses it with the reasons
+
+    q, k, v are [B,S,H,D], of S rows as the layout says. TypeError or ValueError, by name, for what cannot be.
 
     >>> import polyattn as pa
     >>> pa.VideoTiles(pa.VideoLayout((5, 5, 5)), (4, 4, 4), sparsity=0.5).kept
@@ -95,6 +103,7 @@ class VideoTiles(Structure):
     keep_sparse_numerics: bool
     min_seq_len: int
     fallback: Literal["error", "dense"]
+    twins: dict[bool, dict[str, Any]]
 
     def __init__(
         self,
@@ -133,6 +142,10 @@ class VideoTiles(Structure):
             fallback=fallback,
             facts=StructureFacts(video=video),
         )
+
+    def _freeze(self, **fields: Any) -> None:
+        super()._freeze(**{name: value for name, value in fields.items() if name != "twins"})
+        object.__setattr__(self, "twins", {})  # what calls with a gate share, by whether the gate wants a gradient
 
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
         described, rows = self.layout.rows, q_shape[1]
