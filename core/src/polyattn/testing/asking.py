@@ -76,7 +76,8 @@ def ask(case: Case, target: Target, dtype: torch.dtype, numbers: str = "") -> As
     }
     if case.quant is not None:
         arguments["quant"] = case.quant
-    wrt = {name: getattr(call, name).requires_grad_() for name in ("q", "k", "v") if case.grad}
+    wanted = ("q", "k", "v") if call.gate is None else ("q", "k", "v", "gate")
+    wrt = {name: getattr(call, name).requires_grad_() for name in wanted if case.grad}
     if case.grad and call.structure is not None and call.structure.facts.mask_grad:
         wrt["mask"] = call.structure.tensor  # type: ignore[attr-defined]
     upstream, upstream_lse = make.normal(shape).to(dtype), make.normal((*front, heads, rows)).float()

@@ -43,7 +43,7 @@ def replayed(asked: Asked, target: Target) -> Iterator[Trial]:
 
     for numbers, other in (("other numbers", build), ("other lengths", with_other_lengths)):
         new = other(target.maker(f"{asked.case.name} {numbers}", asked.dtype))
-        for name in ("q", "k", "v"):
+        for name in ("q", "k", "v") if call.gate is None else ("q", "k", "v", "gate"):
             getattr(call, name).copy_(getattr(new, name))
         answer.out.fill_(float("nan"))  # a graph without the kernel leaves it so
         before = contents(call)

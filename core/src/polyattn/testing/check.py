@@ -12,7 +12,7 @@ from polyattn.errors import BackendUnavailable, UnsupportedRequest
 from polyattn.reference import reference_attention
 from polyattn.testing.asking import Asked, ask, decision_of, explained
 from polyattn.testing.captured import cold_problems, replayed
-from polyattn.testing.cases import Case
+from polyattn.testing.cases import Call, Case
 from polyattn.testing.claims import refusal_problems
 from polyattn.testing.compare import (
     FLOORS,
@@ -134,9 +134,10 @@ def _route_problems(trial: Trial, name: str, native: bool) -> list[str]:
 def _answer_problems(trial: Trial, target: Target) -> list[str]:
     asked, answer = trial.asked, trial.answer
     call, limit = asked.call, tolerance(target.backend.tolerances, asked.format or asked.dtype)
-    inputs = {name: getattr(call, name).detach().to(asked.dtype) for name in ("q", "k", "v")}
+    given = ("q", "k", "v") if call.gate is None else ("q", "k", "v", "gate")
+    inputs = {name: getattr(call, name).detach().to(asked.dtype) for name in given}
     exact = {name: _exact(tensor).requires_grad_(bool(asked.wrt)) for name, tensor in inputs.items()}
-    want, want_lse = reference_attention(exact["q"], exact["k"], exact["v"], **call.arguments, return_lse=True)
+    want, want_lse = _wanted(call, exact)
     buffer = asked.arguments["out"]
     if buffer is not None and answer.out is not buffer:
         return ["out: another tensor than the given buffer was returned"]
@@ -166,6 +167,16 @@ def _answer_problems(trial: Trial, target: Target) -> list[str]:
     for name, right in gradients(exactly, want, want_lse if through_lse else None).items():
         problems += gradient_problems(name, answer.gradients[name], right, limit)
     return problems
+
+
+def _wanted(call: Call, exact: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference's output and LSE; with a gate the LSE is the call's without it, which says what rows are empty."""
+    tensors = [exact[name] for name in ("q", "k", "v")]
+    plain = call.arguments | {"gate": None}
+    want, want_lse = reference_attention(*tensors, **plain, return_lse=True)
+    if call.gate is None:
+        return want, want_lse
+    return reference_attention(*tensors, **plain | {"gate": exact["gate"]}), want_lse.detach()
 
 
 def _exact(tensor: torch.Tensor) -> torch.Tensor:

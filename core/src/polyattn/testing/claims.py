@@ -16,20 +16,11 @@ _SWITCHES = (
     "capture",
 )  # fmt: skip
 
-#: Kinds without a case, for their reference is not written yet; kinds that no compiled graph carries.
-_WITHOUT_CASES = frozenset({"video_tiles"})
-_WITHOUT_GRAPHS = frozenset({"block_map"})
-
 
 def claims_of(features: Features) -> frozenset[str]:
-    """Everything a slot says yes to, as words, as far as cases reach it."""
-    kinds = features.kinds - _WITHOUT_CASES
-    if not kinds:
-        return frozenset()
+    """Everything a slot says yes to, as words."""
     switches = {switch for switch in _SWITCHES if getattr(features, switch)}
-    if kinds <= _WITHOUT_GRAPHS:
-        switches -= {"compile"}
-    return frozenset(kinds | switches | features.dtypes | {f"quant {method}" for method in features.quant})
+    return frozenset(features.kinds | switches | features.dtypes | {f"quant {method}" for method in features.quant})
 
 
 def needs_of(request: Request) -> frozenset[str]:

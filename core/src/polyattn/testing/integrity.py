@@ -28,6 +28,8 @@ class PoisonedEmpty(TorchFunctionMode):
 def contents(call: Call) -> dict[str, Any]:
     """Copies of everything that a call reads: whole storages, so that a write beside a view shows too."""
     found: dict[str, Any] = {name: _bytes(getattr(call, name)) for name in ("q", "k", "v")}
+    if call.gate is not None:
+        found["gate"] = _bytes(call.gate)
     if call.structure is not None:
         for name, value in call.structure.__getstate__().items():
             found[f"structure.{name}"] = value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,6 +1,6 @@
 """The conformance cases, one file a structure."""
 
-from polyattn.testing.cases import block_map, dense, key_padding, mask, packed, paged, spans
+from polyattn.testing.cases import block_map, dense, key_padding, mask, packed, paged, spans, video_tiles
 from polyattn.testing.cases.call import Call, Case
 from polyattn.testing.cases.maker import Heads, Maker
 
@@ -13,5 +13,6 @@ ALL_CASES: tuple[Case, ...] = (
     *packed.CASES,
     *spans.CASES,
     *paged.CASES,
+    *video_tiles.CASES,
     *block_map.CASES,
 )

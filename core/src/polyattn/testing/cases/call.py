@@ -32,11 +32,12 @@ class Call:
     scale: float | None = None
     window: Window | None = None
     softcap: float = 0.0
+    gate: torch.Tensor | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments that `attention` and `reference_attention` share."""
-        names = ("structure", "causal", "scale", "window", "softcap")
+        names = ("structure", "causal", "scale", "window", "softcap", "gate")
         return {name: getattr(self, name) for name in names}
 
 
@@ -47,7 +48,7 @@ class Case:
     name            "<structure>/<what is special>", with "+lse", "+grad" where they are asked
     structure       the structure's room
     build           makes the call; the same maker gives the same numbers
-    lse, grad       also compare the LSE; the gradients of q, k, v (and of an additive mask that wants one)
+    lse, grad       also compare the LSE; the gradients of q, k, v (of a gate, and of an additive mask that wants one)
     deterministic   ask for it, run twice, compare bits
     compiled        a compiled graph makes the call
     autocast        float32 tensors, under autocast to the case's dtype; inside the graph where there is one

@@ -65,6 +65,14 @@ class Maker:
         """An integer tensor on the device."""
         return torch.tensor(data, dtype=dtype, device=self.device)
 
+    def ranks(self, count: int) -> torch.Tensor:
+        """0 to count - 1 in a random order, float32 on the host."""
+        return torch.randperm(count, generator=self._generator).float()
+
+    def choices(self, shape: Shape, of: int) -> torch.Tensor:
+        """int64 numbers below `of`."""
+        return torch.randint(of, shape, generator=self._generator).to(self.device)
+
     def _normal(self, shape: Shape) -> torch.Tensor:
         numbers = torch.randn(shape, generator=self._generator, dtype=torch.float32)
         return numbers.to(self.dtype).to(self.device)
