@@ -12,7 +12,6 @@ import torch
 
 from polyattn.backends.calls import Result
 from polyattn.kernels.launch import architecture_of
-from polyattn.kernels.rows import blank
 from polyattn.kernels.video_fine import Blocks, Coarse, Listed, listed_attention
 from polyattn.kernels.video_select import select
 from polyattn.kernels.video_tiles import PACKED_BYTES, PACKED_SHARE, VideoTile, video_tile
@@ -21,12 +20,12 @@ from polyattn.kernels.video_tiles import PACKED_BYTES, PACKED_SHARE, VideoTile, 
 class Tiling(NamedTuple):
     """A sequence cut into blocks, on the device.
 
-    order    int32 [places]: the tensor's row of each place, block after block
+    order    int32 [used] or longer: the tensor's row of each place, block after block
     starts   int32 [n+1]: the first place of each block
     prefix   so many first blocks are dense rows and always-kept columns
     kept     blocks kept of the others, at least one where there are any
     largest  the most rows of one block
-    keep     bool [S], the rows that `order` names; None: all. The others become 0, their LSE -inf
+    used     places, which hold the tensor's first rows; later rows become 0, their LSE -inf
     """
 
     order: torch.Tensor
@@ -34,7 +33,7 @@ class Tiling(NamedTuple):
     prefix: int
     kept: int
     largest: int
-    keep: torch.Tensor | None = None
+    used: int
 
 
 def video_attention(
@@ -62,7 +61,7 @@ def video_attention(
         tile = video_tile(arch, head_dim, v_dim, q.element_size(), tiling.largest, tiling.largest)
     starts = tiling.starts
     blocks = Blocks(starts[:-1], starts[1:], tiling.largest, tiling.order)
-    used = tiling.order.shape[0]
+    used = tiling.used
     group = heads // max(kv_heads, 1)
     size = heads_at_once or _heads_at_once(q, k, v, used)
     for first in range(0, kv_heads if samples and used else 0, size):
@@ -82,8 +81,10 @@ def video_attention(
             q_part, k_part, v_part, result[:, :, mine], None if lse is None else lse[:, mine],
             blocks, blocks, Listed(chosen.lists, chosen.counts, used, every), tile, scale=scale, coarse=coarse,
         )  # fmt: skip
-    if tiling.keep is not None:
-        blank(result, lse, tiling.keep.expand(samples, rows))
+    if rows > used:
+        result[:, used:] = 0.0
+        if lse is not None:
+            lse[:, :, used:] = float("-inf")
     return (result if out is None or result is out else out.copy_(result)), lse
 
 

@@ -85,12 +85,14 @@ def listed_attention(
         return
     q, k, v = (_last_axis_dense(tensor) for tensor in (q, k, v))
     gate = None if coarse is None else _last_axis_dense(coarse.gate)
-    described: tuple[Any, Any] = (None, None)
+    described: tuple[Any, ...] = (None, None)
     key_order = keys.order
     if tile.packed and key_order is not None and k.numel() > 0:
         k, v = in_order(k, v, key_order, listed.used)
-        if tile.described and all(_can_describe(rows) for rows in (k, v)):
-            described = _described(k, tile.block_n), _described(v, tile.block_n)
+        described = tuple(
+            _described(rows, tile.block_n) if name in tile.described and _can_describe(rows) else None
+            for name, rows in (("k", k), ("v", v))
+        )
         k, v, key_order = k.transpose(1, 2), v.transpose(1, 2), None
     if listed.lists is None:
         steps, taken = queries.starts, queries.starts  # never read
@@ -118,7 +120,7 @@ def listed_attention(
         listed.used, queries.number, parts, heads, group, factors.outer,
         D=head_dim, V=v_dim, BLOCK_D=max(16, power_of_two(head_dim)), BLOCK_V=max(16, power_of_two(v_dim)),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, UNIT=unit, WIDE=farthest + 512 >= _INT32,
-        SIGN=sign_of(scale), EVERY=listed.every > 0, PAIRED=tile.paired, AHEAD=tile.ahead and not tile.paired,
+        SIGN=sign_of(scale), EVERY=listed.every > 0, PAIRED=tile.paired,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=factors.fused,
     )  # fmt: skip
 

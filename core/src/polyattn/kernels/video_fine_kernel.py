@@ -24,13 +24,13 @@ _INDICES = ("order_q", "order_k", "starts", "ends", "steps", "taken", "lse", "co
 
 
 @triton.jit
-def _step(steps, place, all_places, EVERY: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The first place of step `place`; where all places are seen there is no list."""
+def _step(steps, step, whole, all_places, EVERY: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The first place of one of `whole` steps, any place for others; where all places are seen there is no list."""
     if EVERY:
-        found = tl.load(steps + place, mask=all_places == 0, other=0)
-        return tl.where(all_places != 0, place * BLOCK_N, found)
+        found = tl.load(steps + step, mask=(step < whole) & (all_places == 0), other=0)
+        return tl.where(all_places != 0, step * BLOCK_N, found)
     else:
-        return tl.load(steps + place)
+        return tl.load(steps + step, mask=step < whole, other=0)
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def listed_kernel(
     heads, group, outer,
     D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr, SIGN: tl.constexpr, EVERY: tl.constexpr,
-    PAIRED: tl.constexpr, AHEAD: tl.constexpr,
+    PAIRED: tl.constexpr,
 ):  # fmt: skip
     """A part of a query block a program: parts fastest, then blocks, heads, samples (heads fastest thrashes the L2).
 
@@ -91,7 +91,6 @@ def listed_kernel(
     coarse       float32 [B, H, blocks, V], for the gate
     k_described, v_described  None, or descriptors of k and v as rows: `lines` for each KV head of each sample
     PAIRED       two tiles of BLOCK_M rows a program: the softmax of one hides behind the products of the other
-    AHEAD        scores are made a step before their softmax
     """
     program = tl.program_id(0)
     part = program % parts
@@ -145,46 +144,20 @@ def listed_kernel(
     inside = tl.arange(0, BLOCK_N)
     seen = inside < BLOCK_N
 
-    if AHEAD:
-        if whole > 0:
-            first = _step(steps, 0, all_places, EVERY, BLOCK_N)
-            k_tile = key_rows(
-                k, k_described, order_k, first, inside, seen, k_row, line, D, BLOCK_D, BLOCK_N, False, WIDE
-            )
-            scores = products(q0, k_tile)
-            for step in range(1, whole):
-                after = _step(steps, step, all_places, EVERY, BLOCK_N)
-                k_tile = key_rows(
-                    k, k_described, order_k, after, inside, seen, k_row, line, D, BLOCK_D, BLOCK_N, False, WIDE
-                )
-                coming = products(q0, k_tile)
-                v_tile = key_rows(
-                    v, v_described, order_k, first, inside, seen, v_row, line, V, BLOCK_V, BLOCK_N, False, WIDE
-                )
-                acc0, total0, peak0 = taken_in(acc0, total0, peak0, scores, v_tile, outer, False)
-                scores = coming
-                first = after
-            v_tile = key_rows(
-                v, v_described, order_k, first, inside, seen, v_row, line, V, BLOCK_V, BLOCK_N, False, WIDE
-            )
-            acc0, total0, peak0 = taken_in(acc0, total0, peak0, scores, v_tile, outer, False)
-    else:
-        for step in range(0, whole):
-            first = _step(steps, step, all_places, EVERY, BLOCK_N)
-            k_tile = key_rows(
-                k, k_described, order_k, first, inside, seen, k_row, line, D, BLOCK_D, BLOCK_N, False, WIDE
-            )
-            scores0 = products(q0, k_tile)
-            if PAIRED:
-                scores1 = products(q1, k_tile)
-            v_tile = key_rows(
-                v, v_described, order_k, first, inside, seen, v_row, line, V, BLOCK_V, BLOCK_N, False, WIDE
-            )
-            acc0, total0, peak0 = taken_in(acc0, total0, peak0, scores0, v_tile, outer, False)
-            if PAIRED:
-                acc1, total1, peak1 = taken_in(acc1, total1, peak1, scores1, v_tile, outer, False)
+    # the next step's place is known a step ahead, else its rows could not be on their way as early
+    first = _step(steps, 0, whole, all_places, EVERY, BLOCK_N)
+    for step in range(whole):
+        k_tile = key_rows(k, k_described, order_k, first, inside, seen, k_row, line, D, BLOCK_D, BLOCK_N, False, WIDE)
+        scores0 = products(q0, k_tile)
+        if PAIRED:
+            scores1 = products(q1, k_tile)
+        v_tile = key_rows(v, v_described, order_k, first, inside, seen, v_row, line, V, BLOCK_V, BLOCK_N, False, WIDE)
+        first = _step(steps, step + 1, whole, all_places, EVERY, BLOCK_N)
+        acc0, total0, peak0 = taken_in(acc0, total0, peak0, scores0, v_tile, outer, False)
+        if PAIRED:
+            acc1, total1, peak1 = taken_in(acc1, total1, peak1, scores1, v_tile, outer, False)
 
-    for step in range(0, some):
+    for step in range(some):
         code = tl.load(steps + (width - 1 - step), mask=all_places == 0, other=0)
         first = tl.where(all_places != 0, used // BLOCK_N * BLOCK_N, code // BLOCK_N)
         seen = inside <= tl.where(all_places != 0, (used - 1) % BLOCK_N, code % BLOCK_N)

@@ -64,7 +64,7 @@ def steps_kernel(
         left = tl.where(steps_here == most, 0, left)
         behind = whole + tl.cumsum(steps_here, 0)
         at = behind - steps_here
-        for step in range(0, most):
+        for step in range(most):
             tl.store(steps + at + step, start + step * BLOCK_N, mask=step < steps_here)
         partial = (left > 0).to(tl.int32)
         taken_before = some + tl.cumsum(partial, 0) - partial

@@ -87,7 +87,7 @@ def score(
         score_kernel, (tiles * heads * samples,), q_means.device,
         q_means, k_means, v_means, scores, coarse, blocks, tiles, heads, heads // k_means.shape[1], factors.outer,
         D=head_dim, V=v_dim, BLOCK_D=max(16, power_of_two(head_dim)), BLOCK_V=max(16, power_of_two(v_dim)),
-        ROWS=tile.rows, COLUMNS=tile.columns, SIGN=sign_of(scale), PRECISION=tile.precision,
+        ROWS=tile.rows, COLUMNS=tile.columns, SIGN=sign_of(scale), TF32=tile.tf32,
         num_warps=tile.warps, num_stages=2, enable_fp_fusion=factors.fused,
     )  # fmt: skip
     return scores, coarse

@@ -44,7 +44,7 @@ def pool_kernel(
 def score_kernel(
     q_means, k_means, v_means, scores, coarse, blocks, tiles, heads, group, outer,
     D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, SIGN: tl.constexpr, PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, SIGN: tl.constexpr, TF32: tl.constexpr,
 ):  # fmt: skip
     """Products of means, by the sign of the scale: float32 [B,H,blocks,blocks]; of ROWS blocks of a head a program.
 
@@ -52,6 +52,8 @@ def score_kernel(
     scores   None where only the coarse branch is asked for
     outer    what makes scores powers of two
     """
+    # three products of tf32 keep the digits of float32
+    PRECISION: tl.constexpr = "tf32x3" if TF32 else "ieee"
     program = tl.program_id(0)
     head = program // tiles % heads
     sample = (program // tiles // heads).to(tl.int64)
@@ -125,7 +127,7 @@ def choose_kernel(
     least = tl.where(there, keys, -2147483648)  # less than -inf
     # the highest `edge` that at least `kept` keys reach, from the sign on
     edge = tl.where(tl.sum((least >= 0).to(tl.int32), 0) >= kept, 0, -2147483648)
-    for bit in range(0, 31):
+    for bit in range(31):
         candidate = edge + (1 << (30 - bit))
         reached = tl.sum((least >= candidate).to(tl.int32), 0)
         edge = tl.where(reached >= kept, candidate, edge)

@@ -11,9 +11,8 @@ class VideoTile(NamedTuple):
     block_m, block_n  query rows and keys of one step; a block is cut into tiles of its own
     warps, stages     of a program, and how many steps are in flight
     packed            keys and values are first put in tile order, a few heads at a time; else gathered row by row
-    described         tensor descriptors load them (packed ones only)
+    described         which of them tensor descriptors load, of packed ones: "", "k", "kv"
     paired            two tiles of query rows a program
-    ahead             scores are made a step before their softmax
     """
 
     block_m: int
@@ -21,18 +20,17 @@ class VideoTile(NamedTuple):
     warps: int
     stages: int
     packed: bool = False
-    described: bool = False
+    described: str = ""
     paired: bool = False
-    ahead: bool = False
 
 
 class ChooseTile(NamedTuple):
-    """How blocks are scored: blocks of rows and columns of one product, warps, and how float32 is multiplied."""
+    """How blocks are scored: blocks of rows and columns of one product, warps, and whether tf32 multiplies float32."""
 
     rows: int
     columns: int
     warps: int
-    precision: str
+    tf32: bool
 
 
 #: Head dims that have a tile of their own: up to 64, 128, 256.
@@ -42,11 +40,11 @@ _WIDTHS = (64, 128, 256)
 _LARGE = {
     "sm_80": (VideoTile(128, 64, 8, 3), VideoTile(128, 32, 8, 3), VideoTile(64, 32, 8, 2)),
     "sm_90": (
-        VideoTile(64, 64, 4, 3, packed=True, described=True), VideoTile(64, 64, 4, 3, packed=True, described=True),
+        VideoTile(64, 64, 4, 3, packed=True, described="kv"), VideoTile(64, 64, 4, 3, packed=True, described="kv"),
         VideoTile(64, 32, 8, 2, packed=True),
     ),
     "sm_100": (
-        VideoTile(128, 64, 8, 3, packed=True, described=True), VideoTile(128, 64, 8, 3, packed=True, described=True),
+        VideoTile(128, 64, 8, 3, packed=True, described="kv"), VideoTile(128, 64, 8, 3, packed=True, described="kv"),
         VideoTile(64, 32, 8, 2, packed=True),
     ),
     "gfx942": (VideoTile(128, 64, 4, 1), VideoTile(128, 64, 4, 1), VideoTile(64, 32, 4, 1)),
@@ -56,11 +54,11 @@ _LARGE = {
 _SMALL = {
     "sm_80": (VideoTile(64, 32, 4, 3), VideoTile(64, 32, 4, 3), VideoTile(64, 16, 4, 2)),
     "sm_90": (
-        VideoTile(64, 32, 4, 3, packed=True, described=True), VideoTile(64, 32, 4, 3, packed=True, described=True),
+        VideoTile(64, 32, 4, 3, packed=True, described="kv"), VideoTile(64, 32, 4, 3, packed=True, described="kv"),
         VideoTile(64, 32, 8, 2, packed=True),
     ),
     "sm_100": (
-        VideoTile(64, 32, 4, 3, packed=True, described=True), VideoTile(64, 32, 4, 3, packed=True, described=True),
+        VideoTile(64, 32, 4, 3, packed=True, described="kv"), VideoTile(64, 32, 4, 3, packed=True, described="kv"),
         VideoTile(64, 32, 8, 2, packed=True),
     ),
     "gfx942": (VideoTile(64, 32, 4, 1), VideoTile(64, 32, 4, 1), VideoTile(64, 32, 4, 1)),
@@ -109,14 +107,13 @@ def video_tile(arch: str, head_dim: int, v_head_dim: int, element_size: int, blo
 
 def choose_tile(arch: str, head_dim: int) -> ChooseTile:
     """How blocks of this head dim (the wider of keys and values) are scored."""
-    # three products of tf32 keep the digits of float32 and run on tensor cores; elsewhere they are plain
-    precision = "tf32x3" if arch.startswith("sm_") else "ieee"
-    return ChooseTile(32, 32, 4, precision) if head_dim <= 128 else ChooseTile(16, 16, 4, precision)
+    rows = 32 if head_dim <= 128 else 16
+    return ChooseTile(rows, rows, 4, arch.startswith("sm_"))
 
 
 def choose_warps(columns: int) -> int:
     """Warps of the program that chooses from a row of so many scores: one as long as its registers hold them."""
-    return max(1, min(16, columns // 2048))
+    return 1 if columns <= 2048 else min(16, columns // 1024)
 
 
 def power_of_two(size: int) -> int:
