@@ -25,7 +25,7 @@ NATIVE = {
 #: What of the kit the interpreter has time for.
 STRUCTURES = {"triton": ("dense", "packed")}
 #: Emulated kernels that each must have run, or their counts say nothing.
-OPS = {"vllm_xpu": ("prefill", "decode"), "ipex": ("varlen",)}
+OPS = {"vllm_xpu": ("prefill",), "ipex": ("varlen",)}
 
 
 @pytest.mark.parametrize("backend", NATIVE)

@@ -184,7 +184,6 @@ def test_strided_keys_are_lint(package):
         package.flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], 4, cu(0, 4), 4, cu_seqlens_k=cu(0, 4))
 
 
-@pytest.mark.filterwarnings("ignore:_vllm_fa2_C..varlen_fwd. an autograd kernel was not registered:UserWarning")
 def test_there_is_no_shape_function_and_no_gradient(package):
     q, bounds = drawn(4, 2, 64), cu(0, 4)
     with FakeTensorMode() as mode:
@@ -193,5 +192,5 @@ def test_there_is_no_shape_function_and_no_gradient(package):
             package.flash_attn_varlen_func(fake, fake, fake, 4, fake_bounds, 4, cu_seqlens_k=fake_bounds)
     q.requires_grad_()
     out = package.flash_attn_varlen_func(q, q, q, 4, bounds, 4, cu_seqlens_k=bounds)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(out.sum(), q)
+    with pytest.warns(UserWarning, match="an autograd kernel was not registered"):  # and what comes back is no gradient
+        torch.autograd.grad(out.sum(), q, allow_unused=True)
