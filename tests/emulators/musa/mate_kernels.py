@@ -1,8 +1,8 @@
 """mate's forward kernels by their contract: FlashAttention 3's rules, tiles of 64 keys, any page size.
 
 A row that sees nothing is 0, its LSE -inf. Rows that no document has, and rows past the stated longest one, are not
-written. What lies behind a document in its last tile of V enters the product with weight 0, for loads are bounded by the
-whole tensor: a NaN there comes through.
+written. What lies behind a document in its last tile of V enters the product with weight 0, for the bound of a load is
+that of the whole tensor: a NaN there comes through.
 """
 
 from __future__ import annotations
