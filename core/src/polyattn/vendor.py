@@ -46,7 +46,11 @@ if TYPE_CHECKING:
     from polyattn.backends import varlen as varlen
     from polyattn.backends import varlen_padding as varlen_padding
     from polyattn.backends import visibility as visibility
+    from polyattn.backends.calls import Result as Result
+    from polyattn.backends.calls import Window as Window
     from polyattn.backends.calls import wants_grad as wants_grad
+    from polyattn.backends.calls import written as written
+    from polyattn.backends.constant import device_constant as device_constant
     from polyattn.backends.derived import derived as derived
     from polyattn.backends.empty import empty_attention as empty_attention
     from polyattn.backends.flex import flex_backend as flex_backend
@@ -116,11 +120,13 @@ __all__ = [
 _LAZY = {
     "document_loop": "polyattn.compositions.loop",
     "Quant": "polyattn.quant",
+    "Result": "polyattn.backends.calls",
     "RowOps": "polyattn.backends.row_ops",
     "TORCH_ROWS": "polyattn.backends.row_ops",
     "TRITON_ROWS": "polyattn.backends.row_ops",
     "aligned": "polyattn.backends.layout",
     "derived": "polyattn.backends.derived",
+    "device_constant": "polyattn.backends.constant",
     "empty_attention": "polyattn.backends.empty",
     "flash2": "polyattn.backends.flash2",
     "flash2_calls": "polyattn.backends.flash2_calls",
@@ -143,6 +149,7 @@ _LAZY = {
     "triton_backend": "polyattn.backends.triton",
     "warn": "polyattn.environment",
     "wants_grad": "polyattn.backends.calls",
+    "written": "polyattn.backends.calls",
     "BlockMapMeta": "polyattn.structures.block_map",
     "KeyPaddingMeta": "polyattn.structures.key_padding",
     "MaskMeta": "polyattn.structures.mask",
@@ -154,6 +161,7 @@ _LAZY = {
     "generic_backends": "polyattn.backends.generic",
     "installed_versions": "polyattn.machine",
     "Visibility": "polyattn.backends.visibility",
+    "Window": "polyattn.backends.calls",
     "varlen": "polyattn.backends.varlen",
     "varlen_padding": "polyattn.backends.varlen_padding",
     "visibility": "polyattn.backends.visibility",

@@ -9,6 +9,9 @@ import torch
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
+#: (left, right) inclusive counts beside the bottom-right diagonal, None unbounded; None: no window.
+Window = tuple[int | None, int | None] | None
+
 #: A function in the slot convention of `polyattn.vendor`.
 SlotCall = Callable[..., Result]
 
