@@ -82,6 +82,10 @@ PATHS = (
         "Ours: N documents, causal", "fusion",
         _attend(_T, _T, lambda pa: pa.Packed.from_lengths(*_DOCUMENTS), causal=True),
     ),
+    Path(
+        "Ours: N documents, causal", "fia",
+        _attend(_T, _T, lambda pa: pa.Packed.from_lengths(*_DOCUMENTS), causal=True),
+    ),
     Path("Ours: a window", "fusion", _attend(_S, _S, window=(2, 1))),
     Path("Ours: an additive bias", "fusion", _attend(_S, _L, lambda pa: pa.Mask(torch.zeros(1, 1, 8, 6)))),
     Path("Ours: spans", "fusion", _attend((1, 8, 4, 64), (1, 8, 4, 64), lambda pa: pa.Spans([[(2, 5)]]))),

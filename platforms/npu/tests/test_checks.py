@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from polyattn.vendor import Accepted, Backend, Machine, Request, StructureFacts, TensorFacts, resolve
-from polyattn_npu import cann, fia, fusion
-from polyattn_npu.fia_build import build_of
+from polyattn_npu import cann, fia, fusion, laser, mindie, quant
 from polyattn_npu.options import NpuOptions
 from polyattn_npu.order import order
 
@@ -55,7 +56,13 @@ def test_lengths_that_only_the_device_knows_are_told_with_the_way_out(backend: B
 def test_lse_of_documents_needs_a_torch_npu_and_a_cann_that_order_the_statistics() -> None:
     packed = asked("packed", structure_facts=StructureFacts(documents=3), lse=True)
     assert reasons(BACKENDS["fusion"], packed) == ""
-    assert reasons(BACKENDS["fusion"], packed, replace(A2, build_facts={})) == "", "an unknown one may have it"
+    told = reasons(BACKENDS["fusion"], packed, replace(A2, build_facts={}))
+    assert "unknown version" in told
+    assert "build_facts['cann']" in told
+    spans = replace(packed, structure_facts=StructureFacts(documents=3, spans=True))
+    assert reasons(BACKENDS["fusion"], spans, replace(A2, build_facts={})) == "", (
+        "a call for each piece: none is packed"
+    )
     told = reasons(BACKENDS["fusion"], packed, replace(A2, versions={"torch-npu": "2.6.0"}))
     assert "torch-npu 2.6.0" in told
     assert "CANN 8.2" in reasons(BACKENDS["fusion"], packed, replace(A2, build_facts={"cann": "8.2.RC1"}))
@@ -72,21 +79,48 @@ def test_sizes_that_the_ops_do_not_take_are_told() -> None:
 
 
 def test_what_cann_says_of_the_packed_call() -> None:
-    assert build_of("8.5.0").packs("bfloat16", 64, 3)
-    assert build_of("8.2.RC1").packs("bfloat16", 128, 3)
-    assert not build_of("8.2.RC1").packs("bfloat16", 64, 3)
-    assert not build_of("8.5.0").packs("float16", 64, 3)
-    assert not build_of("").packs("bfloat16", 128, 3)
-    assert not build_of("8.5.0").packs("bfloat16", 64, 4097)
+    newest, older = cann.packed_fia("8.5.0"), cann.packed_fia("8.2.RC1")
+    assert newest.takes("bfloat16", 64, 4096)
+    assert older.takes("bfloat16", 128, 3)
+    assert not older.takes("bfloat16", 64, 3)
+    assert not newest.takes("float16", 64, 3)
+    assert not newest.takes("bfloat16", 64, 4097)
+    assert not cann.packed_fia("").takes("bfloat16", 128, 3)
 
 
 def test_a_version_is_read_as_cann_writes_it() -> None:
     assert cann.at_least("8.3.RC1", 8, 3)
     assert not cann.at_least("8.2.RC1.alpha002", 8, 3)
     assert not cann.at_least("", 1, 0)
-    assert cann.installed() == "", "there is no torch-npu here"
     assert cann.named("8.5.0") == "CANN 8.5.0"
-    assert "not tell" in cann.named("")
+
+
+def test_a_check_asks_a_loaded_torch_npu_alone_and_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = ModuleType("torch_npu.npu.utils")
+    monkeypatch.setattr(utils, "get_cann_version", lambda: "8.3.RC1", raising=False)
+    monkeypatch.setattr(cann, "_told", lambda: utils.get_cann_version())
+    monkeypatch.setattr(cann, "has_installed", lambda machine, name: machine.versions.get("torch-npu") == "2.13.0")
+    here = replace(A2, build_facts={})
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    assert cann.version_of(here) == "", "torch-npu is not imported to find out"
+    monkeypatch.setitem(sys.modules, "torch_npu", utils)
+    assert cann.version_of(here) == "8.3.RC1"
+    assert cann.version_of(replace(here, versions={"torch-npu": "2.9.0"})) == "", "not this one"
+    assert cann.version_of(A2) == "8.5.0", "what a machine states counts"
+
+
+@pytest.mark.parametrize("module", [fusion, fia, mindie, laser, quant])
+def test_a_chip_that_is_not_known_here_is_refused_by_all_alike(module: ModuleType) -> None:
+    installed = {"torch-npu": "2.13.0", "mindiesd": "3.1.0", "einops": "0.8", "safetensors": "0.5"}
+    unknown = replace(A2, arch="soc999", versions=installed)
+    told = reasons(module.backend(), asked(quant="fp8" if module is quant else None, dim=128, v_dim=128), unknown)
+    assert "and this is soc999" in told
+
+
+def test_causal_over_lengths_is_refused_in_its_own_words() -> None:
+    padded = asked("key_padding", causal=True, structure_facts=StructureFacts(prefix=True, queries="all"))
+    assert "aligned at each row's last kept key" in reasons(BACKENDS["fia"], padded)
+    assert "packing the kept keys" in reasons(BACKENDS["fusion"], padded)
 
 
 def test_laser_goes_first_only_where_it_is_asked_for() -> None:

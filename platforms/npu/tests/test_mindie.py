@@ -21,13 +21,15 @@ A2 = Machine(
 DUO, A5 = replace(A2, arch="310P"), replace(A2, arch="A5")
 
 
-def asked(kind: str = "dense", *, heads: int = 4, kv_heads: int = 4, dim: int = 64, v_dim: int = 64, **facts: Any):
-    lead = () if kind == "packed" else (2,)
+def asked(
+    kind: str = "dense", *, samples: int = 2, rows: int = 9, heads: int = 4, kv_heads: int = 4, dim: int = 64,
+    v_dim: int = 64, dtype: str = "float16", **facts: Any,
+) -> Request:  # fmt: skip
+    lead = () if kind == "packed" else (samples,)
     q, k, v = (
-        TensorFacts.contiguous((*lead, 9, *shape), facts.get("dtype", "float16"))
+        TensorFacts.contiguous((*lead, rows, *shape), dtype)
         for shape in ((heads, dim), (kv_heads, dim), (kv_heads, v_dim))
     )
-    facts.pop("dtype", None)
     return Request(q, k, v, device="npu:0", structure_kind=kind, scale=0.125, **facts)
 
 
@@ -58,6 +60,8 @@ ON_DEVICE = StructureFacts(documents=3, host=False)
         asked(**options(op_type="prompt_flash_attn")),
         asked("packed", structure_facts=PACKED),
         asked("packed", structure_facts=PACKED, causal=True, kv_heads=1),
+        asked("packed", structure_facts=PACKED, rows=2**20, **options(opt_mode="manual")),
+        asked("key_padding", samples=1024, rows=2**10),
         asked("mask", structure_facts=StructureFacts(mask_dtype="bool"), causal=True),
     ],
 )
@@ -70,7 +74,7 @@ def test_what_is_taken(request_) -> None:
     [
         (asked(v_dim=128), ("value head_dim 128", "64")),
         (asked(dim=576, v_dim=576), ("head_dim 576",)),
-        (asked(heads=512, kv_heads=512), ("512 heads", "256")),
+        (asked(heads=512, kv_heads=512), ("512 query heads", "256")),
         (asked(grad=True), ("gradients",)),
         (asked(lse=True), ("LSE",)),
         (asked(capturing=True), ("graph capture",)),
@@ -89,6 +93,17 @@ def test_what_is_taken(request_) -> None:
         (asked(dim=40, v_dim=40, **options(op_type="prompt_flash_attn")), ("multiple of 16", "40")),
         (asked("mask", **options(op_type="prompt_flash_attn")), ("rows that a mask hides",)),
         (asked("packed", structure_facts=PACKED, **options(op_type="prompt_flash_attn")), ("no packed form",)),
+        (
+            asked("packed", structure_facts=PACKED, **options(opt_mode="runtime")),
+            ("'runtime'", "leave it out"),
+        ),
+        (asked("packed", structure_facts=PACKED, **options(opt_mode="static")), ("'static'", "leave it out")),
+        (asked("packed", structure_facts=PACKED, **options(op_layout="BSH")), ("op_layout='BSH'", "TND alone")),
+        (asked("key_padding", **options(opt_mode="runtime")), ("opt_mode='runtime'",)),
+        (asked("key_padding", **options(op_layout="BNSD")), ("op_layout='BNSD'",)),
+        (asked("key_padding", rows=2**20), ("2097152 rows", "1048576")),
+        (asked("key_padding", samples=1025), ("1025 documents", "1024")),
+        (asked(rows=2**20 + 1), ("1048577 rows",)),
         (asked(**options(laser_input_scale=2)), ("laser_input_scale",)),
     ],
 )

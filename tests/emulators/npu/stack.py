@@ -24,6 +24,7 @@ class TorchNpu:
 class Cann:
     """A release of the runtime below: what its kernels take."""
 
+    version: str  #: as torch_npu tells it
     tnd_head_dims: frozenset[int]  #: of npu_fused_infer_attention_score in TND
     tnd_fp16: bool  #: of the same
     tnd_paged: bool  #: of the same, with a block table
@@ -48,11 +49,11 @@ TORCH_NPU = {
 
 #: CANN's releases. "broken" is the stack of a public report, with its fault.
 _NEWEST = Cann(
-    tnd_head_dims=frozenset({64, 128, 192}), tnd_fp16=False, tnd_paged=True, tnd_without_mask=True, sink=True,
-    fusion_head_dim=512, fia_page=512,
+    version="8.5.0", tnd_head_dims=frozenset({64, 128, 192}), tnd_fp16=False, tnd_paged=True,
+    tnd_without_mask=True, sink=True, fusion_head_dim=512, fia_page=512,
 )  # fmt: skip
 CANN = {
-    "8.2": replace(_NEWEST, tnd_head_dims=frozenset({128, 192}), tnd_paged=False, sink=False),
+    "8.2": replace(_NEWEST, version="8.2.RC1", tnd_head_dims=frozenset({128, 192}), tnd_paged=False, sink=False),
     "8.5": _NEWEST,
     "8.5-fp16": replace(_NEWEST, tnd_fp16=True),
     "8.5-768": replace(_NEWEST, fusion_head_dim=768, fia_page=1024),

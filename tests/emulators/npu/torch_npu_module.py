@@ -81,7 +81,9 @@ def install() -> None:
     module.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
     module.__version__ = current().torch_npu  # type: ignore[attr-defined]
     module.npu = npu  # type: ignore[attr-defined]
-    sys.modules |= {"torch_npu": module, "torch_npu.npu": npu, "torch.npu": npu}
+    utils = types.ModuleType("torch_npu.npu.utils", "The emulated torch_npu.npu.utils.")
+    utils.get_cann_version = lambda module="CANN": current().kernels.version  # type: ignore[attr-defined]
+    sys.modules |= {"torch_npu": module, "torch_npu.npu": npu, "torch.npu": npu, "torch_npu.npu.utils": utils}
     for name, number in dtypes.NAMED.items():
         setattr(module, name, number)
     module.float8_e4m3fn, module.float8_e5m2 = torch.float8_e4m3fn, torch.float8_e5m2  # type: ignore[attr-defined]

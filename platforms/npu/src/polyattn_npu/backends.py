@@ -1,7 +1,4 @@
-"""The attention backends of Ascend NPU; `order.py` says which is asked first.
-
-Their places, as the modules come: fusion, mindie, fia, laser, quant, then the core's portable ones.
-"""
+"""The attention backends of Ascend NPU; `order.py` says which is asked first."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends
 from polyattn_npu import fia, fusion, laser, mindie, quant
-
-#: What these devices compute in. They have no float64.
-DTYPES = frozenset({"bfloat16", "float16", "float32"})
+from polyattn_npu.op_limits import DTYPES
 
 
 def _of_these_devices(backend: Backend) -> Backend:

@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 
-from polyattn_npu.compressed_mask import compressed_mask
+from polyattn.vendor import Window, device_constant
 
-Window = tuple[int | None, int | None] | None
+#: Rows and columns of the mask that the sparse modes for causal and windows take, whatever the lengths.
+COMPRESSED = 2048
 #: An op's names of a window's two sides.
 Sides = tuple[str, str]
 #: What the ops take for unbounded, which is their default too.
 UNBOUNDED = 2147483647
+
+
+@device_constant(limit=16)  # 4 MiB each
+def compressed_mask(device: torch.device) -> torch.Tensor:
+    """Bool [2048,2048], True above the diagonal. All calls on a device share it: nobody writes into it."""
+    return torch.ones(COMPRESSED, COMPRESSED, dtype=torch.bool, device="cpu").triu_(1).to(device)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _unserved(torch: Any) -> str:
             "torch has no npu device: torch-npu is not installed; pip install torch==X torch-npu==X.postN, "
             "the pair that fits your CANN"
         )
-    return "; ".join((f"torch has no npu device: torch-npu {version} is installed and not loaded", *_unloaded(version)))
+    return "; ".join((f"torch has no npu device: torch-npu {version} is installed and not loaded", *_unloaded()))
 
 
 def _runtime(torch: Any) -> str:
@@ -174,9 +174,17 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
     return known[0] if known else f"soc{soc}", str(torch.npu.get_device_name(index))
 
 
-def _unloaded(version: str) -> Iterator[str]:
+def _unloaded() -> Iterator[str]:
     """What keeps an installed torch-npu out, as far as it shows without loading it."""
     if os.environ.get(AUTOLOAD) == "0":
         yield f"{AUTOLOAD}=0 keeps it out: unset it where CANN is installed"
     if not os.environ.get(CANN_HOME):
         yield f"CANN's {CANN_HOME} is not set: install its toolkit and kernels, then source its set_env.sh"
+
+
+def has_installed(machine: Machine, distribution: str) -> bool:
+    """Whether a machine has the distribution that this process has: what it does not state of it, this one may tell."""
+    from polyattn.vendor import installed_versions
+
+    name = distribution.lower()
+    return machine.versions.get(name) == installed_versions([name]).get(name, "")

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import TORCH_ROWS, PackedMeta, derived
+from polyattn.vendor import TORCH_ROWS, PackedMeta, Result, derived, written
 from polyattn_npu.bands import Band, band_of
-
-Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Documents(NamedTuple):
@@ -47,7 +45,7 @@ def put_back(
 ) -> Result:
     """Rows where they were among `total`, the others 0 and their LSE -inf."""
     if result.shape[0] == total:
-        return (result if out is None else out.copy_(result)), lse
+        return written(out, result), lse
     if seeing.rows is None:
         left = total - result.shape[0]
         lse = None if lse is None else pad(lse, (0, left), value=float("-inf"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
-from polyattn_npu.fusion import HINT, MOST_HEADS
+from polyattn_npu.op_limits import ARCHS, HALVES, HINT, MOST_HEADS, not_on_this_chip
 
-DTYPES = frozenset({"float16", "bfloat16"})
 HEAD_DIMS = range(16, 513, 16)
 #: Of what its prompt and its decode kernel take, what is undisputed.
 PAGE_SIZES = range(128, 513, 128)
@@ -33,7 +32,7 @@ _OVER_PAGES = (
 
 def backend() -> Backend:
     """`npu:fia`. It has no gradients."""
-    features = Features(causal=True, window=True, lse=True, gqa=True, out=True, dtypes=DTYPES, head_dims=HEAD_DIMS)
+    features = Features(causal=True, window=True, lse=True, gqa=True, out=True, dtypes=HALVES, head_dims=HEAD_DIMS)
     over_pages = replace(features, window=False, page_sizes=PAGE_SIZES)
     slots = [
         Slot(call, replace(known, kinds=kinds))
@@ -52,12 +51,22 @@ def backend() -> Backend:
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: lengths on the device, padding with holes, masks and pools of some shapes, sizes."""
     return (
-        *varlen_padding.packs_in_place(request, machine),
+        *_aligned_elsewhere(request, machine),
         *_lengths(request),
         *_mask(request),
         *_pool(request),
         *_sizes(request),
-        *_chip(machine),
+        *not_on_this_chip("npu_fused_infer_attention_score", ARCHS, machine),
+    )
+
+
+def _aligned_elsewhere(request: Request, machine: Machine) -> tuple[str, ...]:
+    """What packing would move, lengths in place move as well: causal and windows then end on a row's last kept key."""
+    if not varlen_padding.packs_in_place(request, machine):
+        return ()
+    return (
+        "causal and windows over lengths are aligned at each row's last kept key, and these queries or this padding "
+        "at the last key as passed: npu:fusion takes them under a mask",
     )
 
 
@@ -114,9 +123,3 @@ def _sizes(request: Request) -> tuple[str, ...]:
     if batched and request.q.shape[1] == 1 and request.k.shape[1] > MOST_KEYS_OF_ONE:
         reasons.append(f"{request.k.shape[1]} keys for a single query are more than {MOST_KEYS_OF_ONE}")
     return tuple(reasons)
-
-
-def _chip(machine: Machine) -> tuple[str, ...]:
-    if machine.arch != "310P":
-        return ()
-    return ("npu_fused_infer_attention_score is used on A2, A3 and A5 here, and this is a 310P",)

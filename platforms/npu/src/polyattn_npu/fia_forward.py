@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from polyattn.vendor import KeyPaddingMeta, derived, positive_scale, prefix_into, spans_into
+from polyattn.vendor import KeyPaddingMeta, Result, Window, derived, positive_scale, prefix_into, spans_into
 from polyattn_npu import samples
-from polyattn_npu.bands import Window, sides, sparse
-from polyattn_npu.fia_operator import SIDES, Result, attend
+from polyattn_npu.bands import sides, sparse
+from polyattn_npu.fia_operator import SIDES, attend
 from polyattn_npu.fia_rows import blanked, unseeing_rows
 
 dense = partial(samples.dense, attend, SIDES)

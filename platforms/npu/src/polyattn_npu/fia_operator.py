@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Result = tuple[torch.Tensor, torch.Tensor | None]
+from polyattn.vendor import Result
 
 #: The op's names of a window's two sides.
 SIDES = ("pre_tokens", "next_tokens")

@@ -7,12 +7,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyattn.vendor import PackedMeta, derived, document_loop, empty_attention, positive_scale, varlen
-from polyattn_npu.bands import Window, sides, sparse
+from polyattn.vendor import (
+    PackedMeta,
+    Result,
+    Window,
+    derived,
+    document_loop,
+    empty_attention,
+    positive_scale,
+    varlen,
+    written,
+)
+from polyattn_npu import cann
+from polyattn_npu.bands import sides, sparse
 from polyattn_npu.documents import Documents, documents_of, put_back, taken
-from polyattn_npu.fia_build import BUILD
 from polyattn_npu.fia_forward import dense
-from polyattn_npu.fia_operator import SIDES, Result, attend, attend_packed
+from polyattn_npu.fia_operator import SIDES, attend, attend_packed
 from polyattn_npu.fia_rows import gathered, places, spread
 from polyattn_npu.samples import no_softcap
 
@@ -53,7 +63,7 @@ def packed(
     seeing = documents_of(meta, left, right)
     if not seeing.ends_q:
         result, lse = empty_attention(q, k, v, need_lse)
-        return (result if out is None else out.copy_(result)), lse
+        return written(out, result), lse
     total = q.shape[0]
     q, k, v = (
         taken(q, seeing.rows, seeing.ends_q[-1]),
@@ -61,7 +71,8 @@ def packed(
         taken(v, seeing.keys, seeing.ends_k[-1]),
     )
     asked = sparse(*seeing.longest, left, right, q.device, SIDES)
-    if asked and BUILD.packs(str(q.dtype).removeprefix("torch."), q.shape[-1], len(seeing.ends_q)):
+    packs = cann.packed_fia(cann.installed())
+    if asked and packs.takes(str(q.dtype).removeprefix("torch."), q.shape[-1], len(seeing.ends_q)):
         result, lse = attend_packed(
             q, k, v, ends_q=seeing.ends_q, ends_k=seeing.ends_k, scale=scale, need_lse=need_lse, **asked
         )

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyattn.vendor import PagedMeta, SpansMeta, derived, positive_scale
+from polyattn.vendor import PagedMeta, Result, SpansMeta, derived, positive_scale, written
 from polyattn_npu.bands import sparse
-from polyattn_npu.fia_operator import SIDES, Result, attend_pages
+from polyattn_npu.fia_operator import SIDES, attend_pages
 from polyattn_npu.fia_rows import blanked, gathered, places, spread, unseeing_rows
 from polyattn_npu.samples import EMPTY_ROWS_ARE_ZERO, no_softcap
 
@@ -149,4 +149,4 @@ def _in_layout(
     """As q came: packed rows again where they were packed."""
     if q.dim() == 3:
         result, lse = gathered(result, lse, _places(meta, result.shape[1]))
-    return (result if out is None else out.copy_(result)), lse
+    return written(out, result), lse

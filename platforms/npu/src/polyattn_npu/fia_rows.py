@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from polyattn.vendor import TORCH_ROWS
-
-Result = tuple[torch.Tensor, torch.Tensor | None]
+from polyattn.vendor import TORCH_ROWS, Result, written
 
 
 def unseeing_rows(seeing: Sequence[tuple[int, int]], width: int, device: torch.device) -> torch.Tensor | None:
@@ -27,7 +25,7 @@ def blanked(
     if unseeing is not None:
         result.masked_fill_(unseeing.unsqueeze(-1).unsqueeze(-1), 0.0)
         lse = None if lse is None else lse.masked_fill_(unseeing.unsqueeze(1), float("-inf"))
-    return (result if out is None else out.copy_(result)), lse
+    return written(out, result), lse
 
 
 def places(lengths: Sequence[int], width: int, device: torch.device) -> torch.Tensor:

@@ -6,16 +6,10 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, varlen_padding
 from polyattn_npu import cann
+from polyattn_npu.op_limits import ARCHS, DTYPES, FUSION_HEAD_DIMS, HINT, beyond_fusion, not_on_this_chip
 
-DTYPES = frozenset({"float16", "bfloat16", "float32"})
-#: The op's tiling takes 512; a document says 768.
-HEAD_DIMS = range(1, 513)
-#: Query heads, rows of q or k, and documents of one packed call, that it takes at most (of documents some say 2048).
-MOST_HEADS, MOST_ROWS, MOST_DOCUMENTS = 256, 2**20, 1024
 #: The first torch-npu release whose op states the order of a packed call's statistics, and the CANN that it needs.
 TORCH_NPU_ORDERS, CANN_ORDERS = (2, 9), (8, 3)
-
-HINT = "pip install torch-npu, of the release that fits your torch and CANN"
 
 _SAMPLES, _PACKED = "polyattn_npu.fusion_forward", "polyattn_npu.fusion_packed"
 #: A slot, the kinds that it takes, and what binds it to one shape.
@@ -33,7 +27,7 @@ _SLOTS = (
 def backend() -> Backend:
     """`npu:fusion`. Each slot twice: with an LSE, which has no gradient, and with gradients."""
     forward = Features(
-        causal=True, window=True, lse=True, gqa=True, v_dim=True, out=True, dtypes=DTYPES, head_dims=HEAD_DIMS
+        causal=True, window=True, lse=True, gqa=True, v_dim=True, out=True, dtypes=DTYPES, head_dims=FUSION_HEAD_DIMS
     )
     trained = replace(forward, lse=False, backward=True)
     slots = [
@@ -55,8 +49,8 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     return (
         *varlen_padding.packs_in_place(request, machine),
         *_on_the_device(request),
-        *_sizes(request),
-        *_chip(machine),
+        *beyond_fusion(request, packs_samples=request.structure_kind == "key_padding"),
+        *not_on_this_chip("npu_fusion_attention", ARCHS, machine),
         *_packed_lse(request, machine),
     )
 
@@ -77,33 +71,6 @@ def _on_the_device(request: Request) -> tuple[str, ...]:
     return ()
 
 
-def _sizes(request: Request) -> tuple[str, ...]:
-    reasons = []
-    if request.v_head_dim > request.head_dim:
-        reasons.append(
-            f"value head_dim {request.v_head_dim} is larger than the {request.head_dim} of q and k, "
-            "which npu_fusion_attention does not take: pad q and k with zeros"
-        )
-    if request.num_heads > MOST_HEADS:
-        reasons.append(f"{request.num_heads} query heads are more than the {MOST_HEADS} of one call")
-    rows, kind, documents = most_rows(request), request.structure_kind, request.structure_facts.documents
-    if rows > MOST_ROWS:
-        reasons.append(f"{rows} rows are more than the {MOST_ROWS} of one call")
-    if kind in ("packed", "key_padding") and documents is not None and documents > MOST_DOCUMENTS:
-        reasons.append(f"{documents} documents are more than the {MOST_DOCUMENTS} of one packed call")
-    return tuple(reasons)
-
-
-def most_rows(request: Request) -> int:
-    """Rows of q or k in one call: of a sample, or of all documents that key padding is packed into."""
-    samples = request.q.shape[0] if request.structure_kind == "key_padding" else 1
-    return samples * max(request.q.shape[-3], request.k.shape[-3])
-
-
-def _chip(machine: Machine) -> tuple[str, ...]:
-    return ("npu_fusion_attention has no code for 310P, only for A2, A3 and A5",) if machine.arch == "310P" else ()
-
-
 def _packed_lse(request: Request, machine: Machine) -> tuple[str, ...]:
     """Without softmax_layout the order of a packed call's statistics is not documented."""
     if not request.lse or request.structure_kind not in ("packed", "key_padding") or request.structure_facts.spans:
@@ -113,6 +80,6 @@ def _packed_lse(request: Request, machine: Machine) -> tuple[str, ...]:
     reasons = []
     if release and not cann.at_least(release, *TORCH_NPU_ORDERS):
         reasons.append(f"LSE of packed documents: {known}, which torch-npu {release} lacks and 2.9 has")
-    if version and not cann.at_least(version, *CANN_ORDERS):
+    if not cann.at_least(version, *CANN_ORDERS):
         reasons.append(f"LSE of packed documents: {known}, which CANN 8.3 brought; this is {cann.named(version)}")
     return tuple(reasons)

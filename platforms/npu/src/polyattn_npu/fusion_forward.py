@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from polyattn.vendor import Request, prefix_into, spans_into
+from polyattn.vendor import Request, Result, prefix_into, spans_into
 from polyattn_npu import samples
-from polyattn_npu.compressed_mask import compressed_mask
-from polyattn_npu.fusion_operator import SIDES, Result, attend
+from polyattn_npu.bands import compressed_mask
+from polyattn_npu.fusion_operator import SIDES, attend
 
 dense = partial(samples.dense, attend, SIDES)
 prefix_kv = partial(prefix_into, dense)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-Result = tuple[torch.Tensor, torch.Tensor | None]
+from polyattn.vendor import Result
 
 #: The op's names of a band's two sides, in its own spelling.
 SIDES = ("pre_tockens", "next_tockens")

@@ -6,11 +6,20 @@ from functools import partial
 
 import torch
 
-from polyattn.vendor import PackedMeta, document_loop, empty_attention, packed_rows, positive_scale
-from polyattn_npu.bands import Window, sides, sparse
+from polyattn.vendor import (
+    PackedMeta,
+    Result,
+    Window,
+    document_loop,
+    empty_attention,
+    packed_rows,
+    positive_scale,
+    written,
+)
+from polyattn_npu.bands import sides, sparse
 from polyattn_npu.documents import documents_of, put_back, taken
 from polyattn_npu.fusion_forward import dense
-from polyattn_npu.fusion_operator import SIDES, Result, attend_packed
+from polyattn_npu.fusion_operator import SIDES, attend_packed
 from polyattn_npu.samples import no_softcap
 
 
@@ -36,7 +45,7 @@ def packed(
     seeing = documents_of(meta, left, right)
     if not seeing.ends_q:
         result, lse = empty_attention(q, k, v, need_lse)
-        return (result if out is None else out.copy_(result)), lse
+        return written(out, result), lse
     total = q.shape[0]
     q, k, v = (
         taken(q, seeing.rows, seeing.ends_q[-1]),

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
+from polyattn_npu.op_limits import HALVES, not_on_this_chip
 from polyattn_npu.options import FA_TYPE, LASER, NpuOptions, asked_of
 
 #: Device classes that have it, and the rows between which MindIE-SD runs it.
@@ -29,7 +30,7 @@ _FORWARD = "polyattn_npu.laser_forward"
 
 def backend() -> Backend:
     """The backend `laser`. `order.py` has it last unless it is asked for, by option or variable."""
-    features = Features(gqa=True, out=True, dtypes=frozenset({"bfloat16", "float16"}), head_dims=range(1, 129))
+    features = Features(gqa=True, out=True, dtypes=HALVES, head_dims=range(1, 129))
     return Backend(
         "laser",
         (
@@ -48,7 +49,7 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     asked = asked_of(request.options)
     return (
         *without_plugin(machine),
-        *_of_device(machine),
+        *not_on_this_chip(LASER, ARCHS, machine),
         *_of_options(machine, asked),
         *_of_rows(request),
         *_of_range(request, asked),
@@ -86,12 +87,6 @@ def _fits(score: float, keys: int, scale: float, factor: int) -> bool:
 def _positive(scale: float) -> float:
     """The scale that the op gets, for one that is not positive too."""
     return abs(scale) or 1.0
-
-
-def _of_device(machine: Machine) -> tuple[str, ...]:
-    if not machine.arch or machine.arch in ARCHS:
-        return ()
-    return (f"{LASER} runs on {' and '.join(ARCHS)}, and this is {machine.arch}",)
 
 
 def _of_options(machine: Machine, asked: NpuOptions) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import document_loop, positive_scale, prefix, warn
+from polyattn.vendor import Result, Window, document_loop, positive_scale, prefix, warn, written
 from polyattn_npu import laser
 from polyattn_npu.laser import input_scale
-from polyattn_npu.mindie_forward import Result, Window, only_plain, undisturbed
+from polyattn_npu.mindie_forward import only_plain, undisturbed
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import LASER, asked_of
 
@@ -44,7 +44,7 @@ def dense(
     )  # fmt: skip
     if factor != 1:
         result = result * factor
-    return (result if out is None else out.copy_(result)), None
+    return written(out, result), None
 
 
 @lru_cache(maxsize=1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_padding
+from polyattn_npu import op_limits
 from polyattn_npu.mindie_forward import LAYOUT, automatic_op
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
 from polyattn_npu.options import FA_TYPE, LASER, NpuOptions, asked_of
 
-#: Limits of the op below, npu_fusion_attention. Documents also say 768 for head_dim, and 1K or 2K for documents.
-LARGEST_HEAD_DIM, MOST_HEADS, MOST_ROWS, MOST_DOCUMENTS = 512, 256, 2**20, 1024
-#: Device classes that MindIE-SD knows.
-ARCHS = ("310P", "A2", "A3", "A5")
+#: Device classes that MindIE-SD knows; it calls others an invalid platform.
+ARCHS = ("310P", *op_limits.ARCHS)
 
 #: What runs here of what MindIE-SD calls op types.
 _OPS = ("fused_attn_score", "prompt_flash_attn")
@@ -23,19 +22,13 @@ _BY_BOUNDARIES = frozenset({"packed", "key_padding"})
 
 def backend() -> Backend:
     """The backend `mindie`."""
-    features = Features(
-        gqa=True, v_dim=True, out=True, dtypes=frozenset({"bfloat16", "float16", "float32"}),
-        head_dims=range(1, LARGEST_HEAD_DIM + 1),
-    )  # fmt: skip
+    features = Features(gqa=True, v_dim=True, out=True, dtypes=op_limits.DTYPES, head_dims=op_limits.FUSION_HEAD_DIMS)
     return Backend(
         "mindie",
         (
             Slot(f"{_FORWARD}:dense", features),
             Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
-            Slot(
-                f"{_VARLEN}:packed",
-                replace(features, kinds=frozenset({"packed"}), causal=True, max_documents=MOST_DOCUMENTS),
-            ),
+            Slot(f"{_VARLEN}:packed", replace(features, kinds=frozenset({"packed"}), causal=True)),
             Slot(f"{_VARLEN}:key_padding", replace(features, kinds=frozenset({"key_padding"}), causal=True)),
             Slot(f"{_FORWARD}:mask", replace(features, kinds=frozenset({"mask"}), causal=True, window=True)),
         ),
@@ -49,37 +42,19 @@ def backend() -> Backend:
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """Reasons against a request, before MindIE-SD or the op below would refuse it, or go on with another op."""
     asked = asked_of(request.options)
-    # of prefixes, causal ones run as padding does
     by_boundaries = request.structure_kind in _BY_BOUNDARIES or (
+        # a causal prefix of the keys has no slot of its own: it runs as key padding
         request.structure_kind == "prefix_kv" and request.causal
     )
     by_kind = _of_documents if by_boundaries else _of_op
+    packs_samples = by_boundaries and request.structure_kind != "packed"
     return (
         *without_plugin(machine),
-        *unknown_arch(machine),
-        *_sizes(request),
+        *op_limits.not_on_this_chip("MindIE-SD", ARCHS, machine),
+        *op_limits.beyond_fusion(request, packs_samples=packs_samples),
         *by_kind(request, machine, asked),
         *varlen_padding.packs_in_place(request, machine),
     )
-
-
-def unknown_arch(machine: Machine) -> tuple[str, ...]:
-    """Against a device class that MindIE-SD calls an invalid platform; one not known yet has the benefit of doubt."""
-    if not machine.arch or machine.arch in ARCHS:
-        return ()
-    return (f"MindIE-SD knows the device classes {', '.join(ARCHS)}, and this is {machine.arch}",)
-
-
-def _sizes(request: Request) -> tuple[str, ...]:
-    reasons = []
-    if request.v_head_dim > request.head_dim:
-        reasons.append(f"value head_dim {request.v_head_dim} is larger than {request.head_dim}, which its op refuses")
-    if request.num_heads > MOST_HEADS:
-        reasons.append(f"{request.num_heads} heads are more than the {MOST_HEADS} that its op takes")
-    longest = max(tensor.shape[-3] for tensor in (request.q, request.k))
-    if longest > MOST_ROWS:
-        reasons.append(f"{longest} rows are more than the {MOST_ROWS} that its op takes")
-    return tuple(reasons)
 
 
 def _of_documents(request: Request, machine: Machine, asked: NpuOptions) -> tuple[str, ...]:
@@ -90,10 +65,12 @@ def _of_documents(request: Request, machine: Machine, asked: NpuOptions) -> tupl
             "its op takes boundaries (cu_seqlens) as host integers, and only the device knows these: build the "
             f"{build} from host lengths, or with check=True, which reads them once"
         )
-    if request.structure_kind == "key_padding" and request.q.shape[0] > MOST_DOCUMENTS:
-        reasons.append(f"{request.q.shape[0]} samples are more than the {MOST_DOCUMENTS} documents that its op takes")
     if asked.op_type not in (None, "fused_attn_score"):
         reasons.append(f"op_type={asked.op_type!r} has no packed form: attention_forward_varlen is fused_attn_score")
+    if asked.opt_mode not in (None, "manual"):
+        reasons.append(f"opt_mode={asked.opt_mode!r}: attention_forward_varlen has one op and finds none: leave it out")
+    if asked.op_layout is not None:
+        reasons.append(f"op_layout={asked.op_layout!r}: documents and padding reach the op as TND alone: leave it out")
     if machine.arch == "310P":
         reasons.append("310P has prompt_flash_attn only, which takes no boundaries")
     return tuple(reasons)

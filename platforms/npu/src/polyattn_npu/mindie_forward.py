@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyattn.vendor import MaskMeta, derived, masked, prefix
+from polyattn.vendor import MaskMeta, Result, Window, derived, masked, prefix, written
 from polyattn_npu import detection
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import FA_TYPE, NpuOptions, asked_of
-
-Result = tuple[torch.Tensor, torch.Tensor | None]
-Window = tuple[int | None, int | None] | None
 
 #: Our own, in which the op gets the tensors as they are.
 LAYOUT = "BSND"
@@ -81,7 +78,7 @@ def dense(
     """Every query over every key."""
     only_plain(causal, window, softcap, need_lse)
     result = attend(q, k, v, keep=None, scale=scale, options=options)
-    return (result if out is None else out.copy_(result)), None
+    return written(out, result), None
 
 
 prefix_kv = partial(prefix, dense)

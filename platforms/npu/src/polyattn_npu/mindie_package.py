@@ -14,9 +14,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polyattn.vendor import Machine, Requires, installed_versions
+from polyattn.vendor import Machine, Requires
+from polyattn_npu.detection import has_installed
 
 PACKAGE = "mindiesd"
+#: Our backends over it.
+BACKENDS = ("mindie", "laser", "quant")
 _VARIANT = "MINDIESD_PLUGIN_VARIANT"
 
 #: What mindiesd imports, the last two without declaring it.
@@ -44,7 +47,7 @@ def package() -> Any:
     if isinstance(module, Exception):
         raise ImportError(
             f"{PACKAGE} is installed but cannot be imported ({type(module).__name__}: {module}); "
-            "backend='-mindie,-laser' leaves its backends out"
+            f"backend={','.join(f'-{name}' for name in BACKENDS)!r} leaves its backends out"
         ) from module
     return module
 
@@ -61,9 +64,9 @@ def import_failure() -> str:
 def without_plugin(machine: Machine) -> tuple[str, ...]:
     """Against a torch that mindiesd has no plugin for: importing it would fail."""
     plugins = machine.build_facts.get(PLUGINS)
-    if plugins is None and machine.versions.get(PACKAGE) == installed_versions([PACKAGE]).get(PACKAGE):
+    if plugins is None and has_installed(machine, PACKAGE):
         plugins = _plugins()
-    torch = ".".join(machine.versions.get("torch", "").partition("+")[0].split(".")[:2])
+    torch = ".".join(machine.versions.get("torch", "").split(".")[:2])
     if not plugins or not torch or torch in plugins or machine.env.get(_VARIANT):
         return ()
     have = machine.versions.get(PACKAGE, "")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import TORCH_ROWS, KeyPaddingMeta, PackedMeta, derived, varlen_padding
-from polyattn_npu.mindie_forward import Result, Window, only_plain
+from polyattn.vendor import TORCH_ROWS, KeyPaddingMeta, PackedMeta, Result, Window, derived, varlen_padding, written
+from polyattn_npu.mindie_forward import only_plain
 from polyattn_npu.mindie_package import package
 
 Lengths = tuple[int, ...]
@@ -83,7 +83,7 @@ def packed(
     key = ("mindie", lengths_q, lengths_k, causal)
     plan = derived(meta, key, lambda: documents_of(lengths_q, lengths_k, causal))
     result = attend(q, k, v, plan, causal, scale)
-    return (result if out is None else out.copy_(result)), None
+    return written(out, result), None
 
 
 def _agreeing(meta: PackedMeta, rows: int, keys: int) -> tuple[Lengths, Lengths]:
@@ -136,6 +136,6 @@ def key_padding(
     ) -> Result:
         only_plain(False, window, softcap, need_lse)
         result = attend(q, k, v, plan, causal, scale)
-        return (result if out is None else out.copy_(result)), None
+        return written(out, result), None
 
     return varlen_padding.packed_padding(kernel, TORCH_ROWS, q, k, v, out, meta=meta, **call)

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
+from polyattn_npu.op_limits import DTYPES, not_on_this_chip
 from polyattn_npu.options import asked_of
 from polyattn_npu.quant_package import without_precision
 
-#: The device class that has it.
-ARCH = "A5"
+#: What it takes, of a build that has all.
+PRECISIONS = ("fp8", "mxfp8", "mxfp4")
+#: The device class that has it: Ascend 950.
+ARCHS = ("A5",)
 #: Powers of two, for the rotation; whole groups of 32. mxfp4 takes twice as much where it fills keys up.
 HEAD_DIMS, HEAD_DIMS_MXFP4 = frozenset({32, 64, 128, 256, 512}), frozenset({32, 64, 128, 256})
 
@@ -20,7 +23,7 @@ _FORWARD = "polyattn_npu.quant_forward"
 def backend() -> Backend:
     """The backend `quant`, which takes only calls that are to be quantised."""
     eights = Features(
-        gqa=True, out=True, dtypes=frozenset({"bfloat16", "float16", "float32"}), head_dims=HEAD_DIMS,
+        gqa=True, out=True, dtypes=DTYPES, head_dims=HEAD_DIMS,
         quant=frozenset({"fp8", "mxfp8"}), exact=False,
     )  # fmt: skip
     fours = replace(eights, quant=frozenset({"mxfp4"}), head_dims=HEAD_DIMS_MXFP4)
@@ -40,11 +43,9 @@ def backend() -> Backend:
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """Reasons against a quantised call; one that is not quantised is refused by what the slots state."""
-    if request.quant is None or request.quant not in ("fp8", "mxfp8", "mxfp4"):
+    if request.quant not in PRECISIONS:
         return ()
-    reasons = list(without_plugin(machine))
-    if machine.arch not in ("", ARCH):
-        reasons.append(f"quant_attention runs on {ARCH} (Ascend 950), and this is {machine.arch}")
+    reasons = [*without_plugin(machine), *not_on_this_chip("quant_attention", ARCHS, machine)]
     layout = asked_of(request.options).op_layout
     if layout == "BSH":
         reasons.append("quant_attention takes op_layout 'BSND' or 'BNSD', not 'BSH'")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Quant, prefix
-from polyattn_npu.mindie_forward import LAYOUT, Result, Window, only_plain
+from polyattn.vendor import Quant, Result, Window, prefix, written
+from polyattn_npu.mindie_forward import LAYOUT, only_plain
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import asked_of
 from polyattn_npu.quant_rotation import rotation
@@ -48,7 +48,7 @@ def dense(
     else:
         result = call(q, k, v)
     result = result.to(q.dtype)  # the kernel of mxfp4 writes bfloat16, whatever q is
-    return (result if out is None else out.copy_(result)), None
+    return written(out, result), None
 
 
 prefix_kv = partial(prefix, dense)

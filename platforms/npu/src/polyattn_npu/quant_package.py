@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from polyattn.vendor import Machine, installed_versions
+from polyattn.vendor import Machine
+from polyattn_npu.detection import has_installed
 from polyattn_npu.mindie_package import PACKAGE, import_failure, package
 
 FUNCTION = "quant_attention"
@@ -21,7 +22,7 @@ def without_precision(precision: str, machine: Machine) -> tuple[str, ...]:
     known = machine.build_facts.get(FACT)
     have = machine.versions.get(PACKAGE, "")
     if known is None:
-        if have != installed_versions([PACKAGE]).get(PACKAGE):
+        if not has_installed(machine, PACKAGE):
             return ()  # a described machine that does not state it
         failure = import_failure()
         if failure:

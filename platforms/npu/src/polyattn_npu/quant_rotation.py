@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from polyattn.vendor import device_constant
 
 #: The seed of its signs, shared with vLLM-Omni: the same matrix, so that the same numbers come out.
 SEED = 425500
-#: Matrices kept: a model has a few head dims, dtypes and devices.
-_KEPT = 64
 
 
 def rotation(device: torch.device, dtype: torch.dtype, head_dim: int) -> torch.Tensor:
     """[head_dim,head_dim], the same tensor at every call: leave it unchanged. ValueError unless a power of two."""
     if head_dim <= 0 or head_dim & (head_dim - 1):
         raise ValueError(f"head_dim: a power of two is needed for the Hadamard rotation, got {head_dim}")
-    matrix = _kept(device, dtype, head_dim)
-    if isinstance(matrix, FakeTensor):  # made under a fake mode, and of no use to a real call
-        _kept.cache_clear()
-    return matrix
+    return _matrix(device, dtype, head_dim)
 
 
-@lru_cache(maxsize=_KEPT)
-def _kept(device: torch.device, dtype: torch.dtype, head_dim: int) -> torch.Tensor:
-    with torch.inference_mode(False):
-        return (signs(head_dim).float().unsqueeze(1) * hadamard(head_dim)).to(dtype).contiguous().to(device)
+@device_constant(limit=64)  # a model has a few head dims, dtypes and devices
+def _matrix(device: torch.device, dtype: torch.dtype, head_dim: int) -> torch.Tensor:
+    return (signs(head_dim).float().unsqueeze(1) * hadamard(head_dim)).to(dtype).contiguous().to(device)
 
 
 def signs(head_dim: int) -> torch.Tensor:

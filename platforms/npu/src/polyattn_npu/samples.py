@@ -10,10 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import MaskMeta, derived, empty_attention, positive_scale, under_positions
-from polyattn_npu.bands import Sides, Window, band_of, sides, sparse
-
-Result = tuple[torch.Tensor, torch.Tensor | None]
+from polyattn.vendor import MaskMeta, Result, Window, derived, empty_attention, positive_scale, under_positions, written
+from polyattn_npu.bands import Sides, band_of, sides, sparse
 
 #: `inner_precise`: a row whose mask hides every key gives 0, else the mean of V.
 EMPTY_ROWS_ARE_ZERO = 2
@@ -53,7 +51,7 @@ def dense(
         result, lse = _below_diagonal(attend, names, q, k, v, right, scale, need_lse)
     else:
         result, lse = _in_band(attend, names, q, k, v, left, right, scale, need_lse)
-    return (result if out is None else out.copy_(result)), lse
+    return written(out, result), lse
 
 
 def _below_diagonal(
@@ -135,7 +133,7 @@ def mask(
     result, lse = attend(q, k, v, scale=scale, need_lse=need_lse, **asked)
     if lse is not None:
         lse = lse.masked_fill(derived(meta, ("blind", batch, queries, heads), lambda: hidden.all(dim=-1)), NEG_INF)
-    return (result if out is None else out.copy_(result)), lse
+    return written(out, result), lse
 
 
 def _hidden(meta: MaskMeta, batch: int, queries: int, heads: int) -> torch.Tensor:

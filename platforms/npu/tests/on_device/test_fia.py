@@ -18,8 +18,7 @@ from platforms.npu.tests.on_device.here import (
     record,
     refused,
 )
-from polyattn_npu import fia_packed
-from polyattn_npu.fia_build import build_of
+from polyattn_npu import cann
 
 pytestmark = pytest.mark.npu
 
@@ -94,7 +93,7 @@ def test_documents_are_packed_under_a_mask_where_cann_takes_them_and_padded_else
     monkeypatch: pytest.MonkeyPatch, causal: bool, dtype: torch.dtype
 ) -> None:
     asked = record(monkeypatch)
-    monkeypatch.setattr(fia_packed, "BUILD", build_of("8.5"))
+    monkeypatch.setattr(cann, "installed", lambda: "8.5.0")
     packed = pa.Packed.from_lengths([2, 3, 4], [3, 1, 5])
     assert_right("fia", *qkv((9,), dtype=dtype), structure=packed, causal=causal)
     (call,) = asked
