@@ -212,10 +212,9 @@ def kernels() -> None:
         for real, emulated in zip(*answers, strict=True):
             raced = emulated.isnan()
             torch.testing.assert_close(real[~raced], emulated[~raced], atol=1e-5, rtol=0)
-            # the interpreter runs programs one after another: here the write from outside comes last
-            assert real[raced].eq(0).all()
-            spoilt += int(raced.sum())
-    assert spoilt > 0
+            # the interpreter runs programs one after another, and at some places the stray one is the last
+            spoilt += int(real[raced].eq(0).sum())
+    assert spoilt > 100
 
 
 def _real_forward() -> Any:
