@@ -48,7 +48,9 @@ def in_tile_order(x: torch.Tensor, meta: VideoTilesMeta) -> torch.Tensor:
 def means(x: torch.Tensor, meta: VideoTilesMeta) -> torch.Tensor:
     """x [B,used,H,D] in tile order -> the mean of each block [B,H,n,D], in float32 (float64 of float64)."""
     groups, dtype = same_sizes(meta, 0), compute_dtype(x.dtype)
-    pieces = [x.index_select(1, group.places).unflatten(1, (-1, group.size)).to(dtype).mean(dim=2) for group in groups]
+    pieces: list[torch.Tensor] = [
+        x.index_select(1, group.places).unflatten(1, (-1, group.size)).to(dtype).mean(dim=2) for group in groups
+    ]
     if len(groups) == 1:
         return pieces[0].transpose(1, 2)
 
