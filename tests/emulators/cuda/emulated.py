@@ -20,6 +20,7 @@ EMULATORS: dict[str, tuple[str, ...]] = {
     "cudnn": ("aten_cudnn",),
     "flex": ("flex_hop",),
     "sage": ("sage",),
+    "fastvideo": ("fastvideo",),
 }
 
 

@@ -13,6 +13,7 @@ from polyattn.backends.calls import Result, SlotCall, written
 from polyattn.compositions.facts import copied, inner
 from polyattn.door.backend import Features
 from polyattn.door.request import Request
+from polyattn.structures.video_meta import VideoTilesMeta
 
 
 def lower(request: Request, features: Features) -> Request | str | None:
@@ -53,7 +54,9 @@ def padded(
     **call: Any,
 ) -> Result:
     """Any slot over one of its kind with head dims `width` and `value_width`; `call` passes through as it came."""
-    kept = v.shape[-1]
+    kept, meta = v.shape[-1], call["meta"]
+    if isinstance(meta, VideoTilesMeta) and meta.gate is not None:
+        call["meta"] = meta.with_gate(_widened(meta.gate, value_width))
     result, lse = inner(_widened(q, width), _widened(k, width), _widened(v, value_width), None, **call)
     return written(out, result.narrow(-1, 0, kept)), lse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, generic_backends, triton_backend
-from polyattn_cuda import cudnn, fa3, fa4, flash_attn, flex, sage, torch_varlen
+from polyattn_cuda import cudnn, fa3, fa4, fastvideo, flash_attn, flex, sage, torch_varlen
 
 #: What these devices compute in.
 DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
@@ -25,6 +25,7 @@ BACKENDS: tuple[Backend, ...] = (
     flash_attn.backend(),
     torch_varlen.backend(),
     triton_backend(),
+    fastvideo.backend(),
     flex.backend(),
     sage.backend(),
     *(_of_these_devices(backend) for backend in generic_backends()),

@@ -21,9 +21,14 @@ RUNTIME = "CUDA"
 #: Variables that hide devices. The runtime's own reading of them counts; parsing them here would be a second opinion.
 VISIBILITY = ("CUDA_VISIBLE_DEVICES",)
 #: Every variable that changes what runs here: facts of the machine, never set by us.
-VARIABLES = (*VISIBILITY, "CUDA_DEVICE_ORDER", "FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH")
+VARIABLES = (
+    *VISIBILITY, "CUDA_DEVICE_ORDER", "FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "FASTVIDEO_VSA_TRITON",
+    "FASTVIDEO_KERNEL_VSA_FORCE_TRITON", "FASTVIDEO_VSA_TK", "FASTVIDEO_VSA_SM100A", "FASTVIDEO_VSA_CUTEDSL",
+)  # fmt: skip
 #: Kernel packages whose versions are facts of the machine.
-DISTRIBUTIONS = ("fa3-fwd", "flash-attn", "flash-attn-4", "flash_attn_3", "sageattention", "triton")
+DISTRIBUTIONS = (
+    "einops", "fa3-fwd", "fastvideo-kernel", "flash-attn", "flash-attn-4", "flash_attn_3", "sageattention", "triton",
+)  # fmt: skip
 #: Device files, one of which is there wherever the driver is.
 DRIVER_FILES = ("/dev/nvidia[0-9]*", "/dev/nvhost-gpu", "/dev/dxg")
 #: torch's own count of devices that does not start the runtime; below 0 where it cannot tell.

@@ -11,10 +11,23 @@ from typing import NamedTuple
 
 from polyattn.vendor import Machine, Request
 
-#: By architecture. Quantising backends come last: they take only requests that ask for it.
-_HOPPER = ("fa3", "fa4", "cudnn", "flash_attn", "torch_varlen", "triton", "sdpa", "blocked", "flex", "sage")
-_BLACKWELL = ("fa4", "cudnn", "triton", "torch_varlen", "sdpa", "blocked", "flex", "sage")
-_OLDER = ("flash_attn", "torch_varlen", "cudnn", "fa3", "triton", "sdpa", "blocked", "flex", "sage")
+#: By architecture; `fastvideo` takes video tiles alone. Quantising backends come last: they take only requests that
+#: ask for it.
+_HOPPER = (
+    "fa3",
+    "fa4",
+    "cudnn",
+    "flash_attn",
+    "torch_varlen",
+    "triton",
+    "fastvideo",
+    "sdpa",
+    "blocked",
+    "flex",
+    "sage",
+)
+_BLACKWELL = ("fa4", "cudnn", "triton", "torch_varlen", "fastvideo", "sdpa", "blocked", "flex", "sage")
+_OLDER = ("flash_attn", "torch_varlen", "cudnn", "fa3", "triton", "fastvideo", "sdpa", "blocked", "flex", "sage")
 
 #: Small calls wait for the host: first whom the host has started soonest, in inference and with gradients.
 _HOPPER_SMALL = ("triton", *(name for name in _HOPPER if name != "triton"))
