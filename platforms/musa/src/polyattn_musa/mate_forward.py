@@ -21,6 +21,7 @@ from polyattn.vendor import (
     varlen,
     varlen_padding,
 )
+from polyattn_musa.apart import apart, in_tiles
 from polyattn_musa.mate_package import INTERFACE
 from polyattn_musa.sight import blank_blind, blind_rows, every_row_sees
 
@@ -107,7 +108,10 @@ def documents(
     softcap: float,
     need_lse: bool,
 ) -> Result:
-    """The varlen kernel of `polyattn.vendor.varlen` where each row sees a key; else use `blanked`."""
+    """The varlen kernel of `polyattn.vendor.varlen` where each row sees a key and documents end with tiles.
+
+    Elsewhere, as `kernel_for` has it.
+    """
     if q.shape[0] == 0 or k.shape[0] == 0 or max_k == 0:
         result, lse = empty_attention(q, k, v, need_lse)
         return (result if out is None else out.copy_(result)), lse
@@ -118,6 +122,7 @@ def documents(
 
 
 def blanked(
+    kernel: varlen.VarlenKernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -129,11 +134,17 @@ def blanked(
     window: Window,
     **call: Any,
 ) -> Result:
-    """As `documents`; rows that see no key, of which its faster kernel says nothing, are 0."""
-    result, lse = documents(q, k, v, out, cu_q=cu_q, cu_k=cu_k, causal=causal, window=window, **call)
+    """As `kernel`; rows that see no key, of which its faster kernel says nothing, are 0."""
+    result, lse = kernel(q, k, v, out, cu_q=cu_q, cu_k=cu_k, causal=causal, window=window, **call)
     if cu_q is not cu_k:  # shared boundaries leave no such row
         blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, window)
     return result, lse
+
+
+def kernel_for(keys: tuple[int, ...] | None, every_sees: bool) -> varlen.VarlenKernel:
+    """`documents` with what documents of so many keys need; None: the host does not know how many."""
+    kernel: varlen.VarlenKernel = documents if in_tiles(keys) else partial(apart, documents)
+    return kernel if every_sees else partial(blanked, kernel)
 
 
 def packed(
@@ -148,8 +159,8 @@ def packed(
     **call: Any,
 ) -> Result:
     """N documents by their boundaries on the device."""
-    every = meta.fixed and every_row_sees(meta.lengths_q, meta.lengths_k, causal, window)
-    kernel = partial(flash2.documents, documents if every else blanked)
+    queries, keys = (meta.lengths_q, meta.lengths_k) if meta.fixed else (None, None)
+    kernel = partial(flash2.documents, kernel_for(keys, every_row_sees(queries, keys, causal, window)))
     return varlen.packed(kernel, TORCH_ROWS, q, k, v, out, meta=meta, causal=causal, window=window, **call)
 
 
@@ -157,7 +168,7 @@ def key_padding(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, *, meta: KeyPaddingMeta, **call: Any
 ) -> Result:
     """Kept keys side by side, one document a sample."""
-    return varlen_padding.key_padding(blanked, TORCH_ROWS, q, k, v, out, meta=meta, **call)
+    return varlen_padding.key_padding(kernel_for(meta.lengths, False), TORCH_ROWS, q, k, v, out, meta=meta, **call)
 
 
 prefix_kv = partial(prefix, dense)

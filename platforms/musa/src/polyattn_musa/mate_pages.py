@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import PagedMeta, derived, empty_attention, flash2
-from polyattn_musa.mate_forward import Result, Window, blanked, called, operators
+from polyattn.vendor import PagedMeta, derived, empty_attention, flash2, varlen
+from polyattn_musa.apart import TILE
+from polyattn_musa.mate_forward import Result, Window, called, kernel_for, operators
 from polyattn_musa.options import vouched
 from polyattn_musa.sight import blank_blind
-
-#: Keys that its kernels take at once.
-STEP = 64
 
 
 def paged(
@@ -31,12 +29,14 @@ def paged(
     if 0 in q.shape or sum(meta.host_kv) == 0:
         result, lse = empty_attention(q, k, v, call["need_lse"])
         return (result if out is None else out.copy_(result)), lse
-    if vouched(options) or all(kept % STEP == 0 for kept in meta.host_kv):
+    if vouched(options) or all(kept % TILE == 0 for kept in meta.host_kv):
         table = derived(meta, ("table", k.shape[0]), lambda: _table(meta, k.shape[0]))
         return flash2.paged(partial(in_place, table), q, k, v, out, meta=meta, options=options, **call)
     rows = derived(meta, ("rows", k.shape[1]), lambda: _rows_read(meta, k.shape[1]))
     keys, values = (pool.flatten(0, 1).index_select(0, rows) for pool in (k, v))
-    return flash2.paged(copied, q, keys, values, out, meta=meta, options=options, **call)
+    return flash2.paged(
+        partial(copied, kernel_for(meta.host_kv, False)), q, keys, values, out, meta=meta, options=options, **call
+    )
 
 
 def in_place(
@@ -68,6 +68,7 @@ def in_place(
 
 
 def copied(
+    kernel: varlen.VarlenKernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -76,8 +77,8 @@ def copied(
     used: torch.Tensor,
     **call: Any,
 ) -> Result:
-    """As `in_place`, over kept rows packed side by side."""
-    return blanked(q, k, v, None, **call)
+    """As `in_place`, over kept rows packed side by side, by a varlen kernel."""
+    return kernel(q, k, v, None, **call)
 
 
 def _table(meta: PagedMeta, pages: int) -> torch.Tensor:

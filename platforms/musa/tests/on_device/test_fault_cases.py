@@ -176,7 +176,7 @@ def test_35_quantisation_that_the_backend_has_not_is_refused_at_construction(bac
     skipping = pa.Attention(
         2, 64, backend=full(backend), quant=pa.Quant("fp8", skip_layers=(3,)), prefix="blocks.3.attn"
     )
-    skipping(q, q, q)
+    skipping(q, q, q, pa.Packed.from_lengths([4]))  # which each of them has
     assert any("fp8 skipped" in note and "layer 3" in note for note in skipping.last_route.notes)
 
 
