@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.emulators.cuda.numerics import attend, band
 from tests.emulators.musa.stack import current, lint, require
@@ -94,7 +95,11 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, lengths: Lengths) -> None:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scores: Scores, out: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """out as q with V's head dim; lse [H,T], or [B,H,S] of a batch."""
+    """out as q with V's head dim; lse [H,T], or [B,H,S] of a batch. Fake tensors yield shapes."""
+    if isinstance(q, FakeTensor):
+        made = q.new_empty(*q.shape[:-1], v.shape[-1])
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+        return (made if out is None else out), q.new_empty(shape, dtype=torch.float32)
     require(q.numel() > 0, "(emulator) no query rows: an empty grid cannot be launched")
     lint(k.numel() > 0, "no keys at all: no source says what the LSE is")
     flat = q.flatten(0, -3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 from polyattn.vendor import Backend, Features, Slot, positive_scale
 from tests.emulators.musa import mate
 
@@ -35,6 +37,15 @@ def honest(q: Any, k: Any, v: Any, out: Any, **asked: Any) -> Any:
     if asked["scale"] <= 0.0:
         q, asked["scale"] = positive_scale(q, asked["scale"])
     return _dense(q, k, v, asked)
+
+
+def left_on_cpu(q: Any, k: Any, v: Any, out: Any, **asked: Any) -> Any:
+    """A batch as documents whose boundaries are on the CPU, wherever q is; right where everything is there."""
+    bounds = [torch.arange(t.shape[0] + 1, dtype=torch.int32) * t.shape[1] for t in (q, k)]
+    rows = (t.contiguous().flatten(0, 1) for t in (q, k, v))
+    known = {"softmax_scale": asked["scale"], "causal": asked["causal"]}
+    made = _package().flash_attn_varlen_func(*rows, *bounds, q.shape[1], k.shape[1], **known)
+    return made.unflatten(0, q.shape[:2]), None
 
 
 def window_for_causal(q: Any, k: Any, v: Any, out: Any, **asked: Any) -> Any:
@@ -85,6 +96,7 @@ def neighbours_trusted(q: Any, k: Any, v: Any, out: Any, **asked: Any) -> Any:
 #: Backend -> the cases that it runs.
 PLANTED = {
     "honest": ("dense/plain", "dense/causal"),
+    "left_on_cpu": ("dense/plain",),
     "window_for_causal": ("dense/causal",),
     "tuple_kept": ("dense/plain",),
     "dropout_passed": ("dense/plain",),
