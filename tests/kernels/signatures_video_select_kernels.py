@@ -15,6 +15,7 @@ def _numbers(kernel: Any) -> dict[str, Any]:
     return {one.name: "i32" for one in kernel.params if not one.is_constexpr}
 
 
+# Products of float32 in three parts keep all parts of both factors in registers, beside the coarse sums some too many.
 def _score(name: str, head_dim: int, arch: str, coarse: bool) -> Signature:
     tile = choose_tile(arch, head_dim)
     return Signature(
@@ -25,7 +26,7 @@ def _score(name: str, head_dim: int, arch: str, coarse: bool) -> Signature:
             "D": head_dim, "V": head_dim, "BLOCK_D": head_dim, "BLOCK_V": head_dim, "ROWS": tile.rows,
             "COLUMNS": tile.columns, "SIGN": 1.0, "TF32": tile.tf32,
         },
-        {"num_warps": tile.warps, "num_stages": 2}, (arch,),
+        {"num_warps": tile.warps, "num_stages": 2}, (arch,), 160,
     )  # fmt: skip
 
 
@@ -40,6 +41,7 @@ SIGNATURES = (
     ),
     *(_score(f"coarse-{size}", size, arch, True) for size in (128, 256) for arch in _TARGETS),
     *(_score("scores-128", 128, arch, False) for arch in _TARGETS),
+    # A row of 16384 blocks is a million tokens or more: it may spill.
     *(
         Signature(
             f"of-{columns}", choose_kernel,
@@ -47,7 +49,7 @@ SIGNATURES = (
                 **_numbers(choose_kernel), "scores": "*fp32:16", "lists": "*i32:16", "counts": "*i32:16",
                 "BLOCK": columns,
             },
-            {"num_warps": choose_warps(columns)}, _TARGETS,
+            {"num_warps": choose_warps(columns)}, _TARGETS, 200 if columns > 4096 else 0,
         )
         for columns in (512, 2048, 16384)
     ),

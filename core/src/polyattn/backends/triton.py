@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polyattn.backends.declarations import TOLERANCES
 from polyattn.backends.triton_paged import SLOTS as PAGED_SLOTS
+from polyattn.backends.triton_video import SLOTS as VIDEO_SLOTS
 from polyattn.door.backend import Backend, Features, Requires, Slot
 
 _SLOTS = "polyattn.backends.triton_flash"
@@ -34,4 +35,5 @@ def triton_backend(package: str = "triton") -> Backend:
     >>> [slot.name for slot in triton_backend().slots][:3]
     ['dense', 'prefix_kv', 'key_padding']
     """
-    return Backend("triton", FLASH_SLOTS + PAGED_SLOTS, (Requires(package, "3.4", _HINT),), tolerances=TOLERANCES)
+    slots = FLASH_SLOTS + PAGED_SLOTS + VIDEO_SLOTS
+    return Backend("triton", slots, (Requires(package, "3.4", _HINT),), tolerances=TOLERANCES)

@@ -73,6 +73,9 @@ _LIKE = {
     "gfx950": "gfx942",
 }  # fmt: skip
 
+#: Architectures with shared memory for 64 float32 rows of keys and of values twice.
+_ROOMY = ("sm_80", "sm_90", "sm_100", "sm_103")
+
 #: The fewest query rows of a block for which the large tiles are meant.
 _LARGE_ROWS = 128
 #: The least that a tensor core multiplies.
@@ -107,8 +110,10 @@ def video_tile(arch: str, head_dim: int, v_head_dim: int, element_size: int, blo
 
 def choose_tile(arch: str, head_dim: int) -> ChooseTile:
     """How blocks of this head dim (the wider of keys and values) are scored."""
-    rows = 32 if head_dim <= 128 else 16
-    return ChooseTile(rows, rows, 4, arch.startswith("sm_"))
+    tf32 = arch.startswith("sm_")
+    if head_dim > 128:
+        return ChooseTile(16, 16, 4, tf32)
+    return ChooseTile(32, 64, 8, tf32) if arch in _ROOMY else ChooseTile(32, 32, 4, tf32)
 
 
 def choose_warps(columns: int) -> int:
