@@ -33,6 +33,8 @@ TARGETS: dict[str, tuple[GPUTarget, int]] = {
     "gfx950": (GPUTarget("hip", "gfx950", 64), 163_840),
 }
 ALL = tuple(TARGETS)
+#: Schedulers of a processor (SIMDs of a compute unit), on all of these.
+SCHEDULERS = 4
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,21 @@ class Compiled:
     registers  of a thread
     spills     bytes of a thread (NVIDIA: its stack) or registers (AMD) that did not fit; 0 is good
     shared     bytes of shared memory of a program
+    occupancy  warps (waves) that registers and shared memory let one scheduler (SIMD) hold at once; 0: it cannot start
     assembly   the text: PTX or AMD's
     """
 
     registers: int
     spills: int
     shared: int
+    occupancy: int
     assembly: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.registers} registers, {self.spills} spilled, {self.shared} bytes shared, "
+            f"{self.occupancy} warps a scheduler"
+        )
 
 
 def compiled(signature: Signature, architecture: str) -> Compiled:
@@ -77,11 +87,18 @@ def compiled(signature: Signature, architecture: str) -> Compiled:
     types, constants, attributes = _as_triton(signature)
     source = ASTSource(signature.kernel, types, constants, attributes)
     kernel = triton.compile(source, target=target, options={"enable_fp_fusion": True, **signature.options})
+    shared = kernel.metadata.shared
     if target.backend == "cuda":
+        text = kernel.asm["ptx"]
         registers, spills = _usage_of_cubin(kernel.asm["cubin"])
-        return Compiled(registers, spills, kernel.metadata.shared, kernel.asm["ptx"])
-    text = kernel.asm["amdgcn"]
-    return Compiled(_amd(text, "vgpr_count"), _amd(text, "vgpr_spill_count"), kernel.metadata.shared, text)
+        by_registers = 65_536 // (32 * -(-registers // 8) * 8) // SCHEDULERS
+    else:
+        text = kernel.asm["amdgcn"]
+        registers, spills = _amd(text, "vgpr_count"), _amd(text, "vgpr_spill_count")
+        by_registers = int(re.findall(r"; Occupancy: (\d+)", text)[0])
+    programs = TARGETS[architecture][1] // shared if shared else 64
+    by_shared = -(-programs * kernel.metadata.num_warps // SCHEDULERS)
+    return Compiled(registers, spills, shared, min(by_registers, by_shared, 16), text)
 
 
 def _as_triton(signature: Signature) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], Any]]:
