@@ -11,6 +11,7 @@ import pytest
 
 from polyattn.vendor import Accepted, Backend, Machine, Request, StructureFacts, TensorFacts, resolve
 from polyattn_npu import cann, fia, fusion, laser, mindie, quant
+from polyattn_npu.backends import BACKENDS as NPU
 from polyattn_npu.options import NpuOptions
 from polyattn_npu.order import order
 
@@ -19,12 +20,18 @@ BACKENDS = {"fusion": fusion.backend(), "fia": fia.backend()}
 every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 
 
-def asked(kind: str = "dense", *, rows: int = 9, heads: int = 4, dim: int = 64, v_dim: int = 64, **facts: Any):
-    lead = (rows,) if kind == "packed" else (2, rows)
-    q, k, v = (
-        TensorFacts.contiguous((*lead, heads, size), facts.get("dtype", "float16")) for size in (dim, dim, v_dim)
-    )
-    facts.pop("dtype", None)
+def asked(
+    kind: str = "dense",
+    *,
+    samples: int = 2,
+    rows: int = 9,
+    heads: int = 4,
+    dim: int = 64,
+    v_dim: int = 64,
+    **facts: Any,
+) -> Request:
+    lead = (rows,) if kind == "packed" else (samples, rows)
+    q, k, v = (TensorFacts.contiguous((*lead, heads, size), "float16") for size in (dim, dim, v_dim))
     return Request(q, k, v, device="npu:0", structure_kind=kind, scale=0.125, **facts)
 
 
@@ -74,8 +81,15 @@ def test_sizes_that_the_ops_do_not_take_are_told() -> None:
     assert "1025 documents" in reasons(few, asked("packed", structure_facts=StructureFacts(documents=1025)))
     assert "1048577 rows" in reasons(few, asked(rows=2**20 + 1))
     assert "value head_dim 128 is larger than the 64" in reasons(few, asked(v_dim=128))
-    assert "65536" not in reasons(BACKENDS["fia"], asked(heads=128, dim=256))
-    assert "make rows of more than 65535" in reasons(BACKENDS["fia"], asked(heads=256, dim=256))
+    padded = StructureFacts(documents=2, prefix=True)
+    assert reasons(few, asked("key_padding", rows=2**19, structure_facts=padded)) == ""
+    assert f"{2**20 + 2} rows" in reasons(few, asked("key_padding", rows=2**19 + 1, structure_facts=padded))
+    assert "1025 documents" in reasons(few, asked("key_padding", samples=1025, structure_facts=padded))
+    spans = StructureFacts(documents=1025, spans=True)
+    assert reasons(few, asked("packed", structure_facts=spans)) == "", "no call is packed"
+    assert "head_dim 528" in reasons(BACKENDS["fia"], asked(dim=528, v_dim=528))
+    assert reasons(BACKENDS["fia"], asked(heads=255, dim=256, v_dim=256)) == ""
+    assert "make rows of more than 65535" in reasons(BACKENDS["fia"], asked(heads=256, dim=256, v_dim=256))
 
 
 def test_what_cann_says_of_the_packed_call() -> None:
@@ -121,6 +135,16 @@ def test_causal_over_lengths_is_refused_in_its_own_words() -> None:
     padded = asked("key_padding", causal=True, structure_facts=StructureFacts(prefix=True, queries="all"))
     assert "aligned at each row's last kept key" in reasons(BACKENDS["fia"], padded)
     assert "packing the kept keys" in reasons(BACKENDS["fusion"], padded)
+
+
+def test_the_vendor_s_ops_go_before_torch_s_and_what_changes_numbers_last() -> None:
+    names = order(asked(), A2)
+    assert sorted(names) == sorted(backend.name for backend in NPU)
+    assert names.index("fusion") < names.index("mindie") < names.index("sdpa") < names.index("blocked")
+    assert names.index("fia") < names.index("sdpa")
+    assert names.index("fusion") < names.index("fia"), "fusion has gradients, and packs under no mask"
+    assert names[-2:] == ("quant", "laser")
+    assert order(asked(options=(NpuOptions(laser_max_abs=8.0),)), A2)[1:] == names[:-1]
 
 
 def test_laser_goes_first_only_where_it_is_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_scores_stay_above_the_keys_that_a_block_lacks() -> None:
     assert input_scale(asked_of, 128, 4100, 0.1) == 2  # but -61952 lies below -60000
 
 
+def test_rounding_to_float16_is_counted() -> None:
+    max_abs = 22.62  # 128 * 22.62**2 is below 65504, and 22.625, to which it is rounded, makes 65522: infinite
+    assert 128 * max_abs**2 < 65504
+    assert bool((128 * torch.tensor(max_abs).half().double() ** 2).half().isinf())
+    assert input_scale(NpuOptions(laser_max_abs=max_abs), 128, 4096, 0.1) == 2
+
+
 def test_a_stated_factor_counts() -> None:
     assert input_scale(NpuOptions(laser_input_scale=8, laser_max_abs=1.0), 128, 4096, 0.1) == 8
     assert input_scale(NpuOptions(), 128, 4096, 0.1) == 1
@@ -195,6 +203,9 @@ def scene_a_short_document_is_told_of() -> None:
         out, call = ran(q, q, q, structure=document, backend="laser")
     assert call["op"] == "npu::npu_fusion_attention"
     close(out, q, q, q, structure=document)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        ran(q, q, q, structure=document, backend="laser")
 
 
 def scene_scales_that_are_not_positive() -> None:

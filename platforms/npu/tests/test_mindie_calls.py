@@ -45,7 +45,7 @@ def scene_the_scale_reaches_the_op_as_a_float() -> None:
         out, call = ran(q, k, k, scale=scale)
         reached = call.get("scale", 1.0)  # torch leaves out what equals the schema's default
         assert type(reached) is float
-        assert reached == (32**-0.5 if scale is None else scale)
+        assert reached == (32**-0.5 if scale is None else abs(scale) or 1.0)  # what is not above 0 is moved into q
         close(out, q, k, k, scale=scale)
 
 
@@ -84,6 +84,14 @@ def scene_a_mask_is_inverted_once_and_never_broadcast_by_the_op() -> None:
         out, call = ran(q, k, k, structure=mask)
         assert tuple(call["atten_mask"].shape) == ((1, 1, 5, 7) if shape[:2] == (1, 1) else (2, shape[1], 5, 7))
         close(out, q, k, k, structure=mask)
+
+
+def scene_a_mask_is_shaped_anew_for_causal_and_each_window() -> None:
+    q, k = drawn(2, 5, 4, 32), drawn(2, 7, 4, 32)
+    mask = pa.Mask.keys(torch.tensor([[1, 1, 1, 1, 1, 0, 1], [1, 1, 0, 1, 1, 1, 1]], dtype=torch.bool))
+    for rule in ({}, {"causal": True}, {"window": (2, 0)}, {"window": (1, 1)}):
+        out, _ = ran(q, k, k, structure=mask, **rule)
+        close(out, q, k, k, structure=mask, **rule)
 
 
 def scene_a_prefix_of_keys_is_a_view() -> None:
@@ -155,7 +163,7 @@ def scene_lengths_that_contradict_the_boundaries() -> None:
     q = drawn(9, 4, 32).npu()
     meta = pa.Packed.from_lengths([4, 5]).bind(q.device, tuple(q.shape), tuple(q.shape))
     call: dict[str, Any] = {"causal": False, "scale": 0.1, "window": None, "softcap": 0.0, "need_lse": False}
-    for wrong in ({"lengths_q": (9,)}, {"lengths_q": (2, 7)}, {"lengths_k": (5, 5)}):
+    for wrong in ({"lengths_q": (9,)}, {"lengths_q": (2, 7)}, {"lengths_k": (5, 5)}, {"lengths_q": (4, 3, 2)}):
         with pytest.raises(ValueError, match="cu_seqlens"):
             packed(q, q, q, None, meta=replace(meta, **wrong), options=(), **call)
 

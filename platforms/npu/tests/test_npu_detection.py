@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatch
 
 import pytest
 
 import polyattn_npu
-from platforms.tests.vendors import no_devices, pretend
-from polyattn.vendor import Declined
+from platforms.tests.vendors import forbidden, no_devices, pretend
+from polyattn.vendor import Declined, Found
 from polyattn_npu import detection
+from polyattn_npu.backends import BACKENDS
+from tests.emulators.npu.stack import SOCS
+
+DRIVER_FILES = detection.DRIVER_FILES  # the fixture below has none
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +37,49 @@ def test_architecture_and_name_of_a_device_in_use(monkeypatch: pytest.MonkeyPatc
     )
     facts = detection.machine("npu:1")
     assert (facts.arch, facts.name) == ("A2", "Ascend910B3")
+
+
+@pytest.mark.parametrize(
+    ("soc", "arch"),
+    [
+        (199, "soc199"), (200, "310P"), (205, "310P"), (206, "soc206"), (219, "soc219"), (220, "A2"), (225, "A2"),
+        (226, "soc226"), (249, "soc249"), (250, "A3"), (255, "A3"), (256, "soc256"), (259, "soc259"), (260, "A5"),
+        (261, "soc261"),
+    ],
+)  # fmt: skip
+def test_a_device_class_by_the_vendor_s_number(monkeypatch: pytest.MonkeyPatch, soc: int, arch: str) -> None:
+    answers = {"is_initialized": lambda: True, "get_soc_version": lambda: soc, "get_device_name": lambda index: "name"}
+    pretend(monkeypatch, "npu", **answers)
+    assert detection.machine("npu").arch == arch
+
+
+def test_the_emulated_machines_are_of_these_classes() -> None:
+    assert set(detection.SOC_VERSIONS) == set(SOCS) - {"none"}
+    assert all(SOCS[arch][0] in numbers for arch, numbers in detection.SOC_VERSIONS.items())
+
+
+def test_the_driver_s_files_are_cards_and_not_its_manager() -> None:
+    (pattern,) = DRIVER_FILES
+    assert fnmatch("/dev/davinci0", pattern)
+    assert fnmatch("/dev/davinci15", pattern)
+    assert not fnmatch("/dev/davinci_manager", pattern)
+
+
+def test_torch_npu_s_own_quiet_count_spares_the_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "npu", devices=2, _device_count_ascend_hal=lambda: 2)
+    monkeypatch.setattr(detection, "DRIVER_FILES", (__file__,))
+    monkeypatch.setattr(detection, "_count_in_child", forbidden)
+    found = detection.probe()
+    assert isinstance(found, Found)
+    assert found.devices == 2
+
+
+def test_the_kernel_packages_are_facts_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "npu")
+    monkeypatch.setattr("polyattn.vendor.installed_versions", lambda names: dict.fromkeys(names, "1.0"))
+    versions = detection.machine("npu").versions
+    needed = {need.package for backend in BACKENDS for need in backend.requires if "npu" in need.package}
+    assert {"mindiesd", *needed} <= set(versions)
 
 
 def test_without_torch_npu_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

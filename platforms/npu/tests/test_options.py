@@ -21,10 +21,12 @@ def test_nothing_is_stated_by_default() -> None:
     [
         ({"op_type": "flash"}, ("op_type", "'flash'", "fused_attn_score")),
         ({"op_layout": "SBH"}, ("op_layout", "'SBH'", "BNSD")),
+        ({"op_layout": "TND"}, ("op_layout", "'TND'")),
         ({"opt_mode": "auto"}, ("opt_mode", "'auto'", "static")),
         ({"laser_input_scale": 6}, ("laser_input_scale", "6", "power of two")),
         ({"laser_input_scale": 0}, ("laser_input_scale", "power of two")),
         ({"laser_input_scale": True}, ("laser_input_scale", "True")),
+        ({"laser_max_abs": True}, ("laser_max_abs", "True")),
         ({"laser_max_abs": 0.0}, ("laser_max_abs", "0.0")),
         ({"laser_max_abs": float("inf")}, ("laser_max_abs", "inf")),
         ({"laser_max_abs": float("nan")}, ("laser_max_abs", "nan")),

@@ -33,6 +33,7 @@ def la(
         require_op(length % BLOCK == 0 and BLOCK <= length <= LONGEST, OP, f"{name} has {length} rows")
         lint(tensor.is_contiguous(), f"la: {name} is not contiguous")
     require_op(query.shape[1] == head_num and head_num % key.shape[1] == 0, OP, "head_num", 161002)
+    lint(scale_value > 0, f"la: scale {scale_value} lifts the keys that are not there")
     lint(not mask_of_caller(), "la: attention_forward drops attn_mask")
     lint(atten_mask is None and alibi_mask is None and drop_mask is None, "la ignores masks")
     group = head_num // key.shape[1]

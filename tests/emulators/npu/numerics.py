@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from tests.emulators.npu.stack import lint
+
 #: What a hidden score becomes, after the scale.
 HIDDEN = -torch.finfo(torch.float32).max
 
@@ -35,6 +37,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: Terms) -> A
 
     A hidden value enters the product with weight 0, so that its NaN comes through. Without keys: zeros.
     """
+    lint(terms.scale > 0, f"scale {terms.scale}: not above 0, it may lift what a mask has hidden; no document has one")
     q, k, v = _by_head(q, k, v)
     if k.shape[1] == 0:
         blank = q.new_zeros(q.shape[:2])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyattn.vendor import MaskMeta, Result, Window, derived, masked, prefix, written
+from polyattn.vendor import MaskMeta, Result, Window, derived, masked, positive_scale, prefix, written
 from polyattn_npu import detection
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import FA_TYPE, NpuOptions, asked_of
@@ -35,6 +35,8 @@ def attend(
 
     `keep` is bool in a shape of `exact`, True = may attend: MindIE-SD inverts it on the way down.
     """
+    if scale <= 0.0:
+        q, scale = positive_scale(q, scale)
     asked = asked_of(options)
     how = {"opt_mode": "static"} if asked.opt_mode == "static" else _manual(asked, str(q.device))
     result: torch.Tensor = package().attention_forward(q, k, v, attn_mask=keep, scale=float(scale), fused=True, **how)

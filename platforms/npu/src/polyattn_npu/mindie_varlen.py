@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import TORCH_ROWS, KeyPaddingMeta, PackedMeta, Result, Window, derived, varlen_padding, written
+from polyattn.vendor import (
+    TORCH_ROWS,
+    KeyPaddingMeta,
+    PackedMeta,
+    Result,
+    Window,
+    derived,
+    positive_scale,
+    varlen_padding,
+    written,
+)
 from polyattn_npu.mindie_forward import only_plain
 from polyattn_npu.mindie_package import package
 
@@ -50,6 +60,8 @@ def attend(
     """q [T,H,D], k [Tk,Hk,D], v [Tk,Hk,Dv] -> [T,H,Dv]. Rows that see nothing, and those past the documents, are 0."""
     if plan.ends_q[-1] == 0:
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
+    if scale <= 0.0:
+        q, scale = positive_scale(q, scale)
     left = q.shape[0] - plan.rows
     q, k, v = q.narrow(0, 0, plan.rows), k.narrow(0, 0, plan.keys), v.narrow(0, 0, plan.keys)
     if plan.pieces:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Quant, Result, Window, prefix, written
+from polyattn.vendor import Quant, Result, Window, positive_scale, prefix, written
 from polyattn_npu.mindie_forward import LAYOUT, only_plain
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import asked_of
@@ -38,8 +38,8 @@ def dense(
     only_plain(causal, window, softcap, need_lse)
     quant = options[-1]  # what the core puts last among a quantised call's options
     assert isinstance(quant, Quant)
-    if scale < 0.0:
-        q, scale = -q, -scale
+    if scale <= 0.0:
+        q, scale = positive_scale(q, scale)
     layout = asked_of(options).op_layout or LAYOUT
     matrix = rotation(q.device, q.dtype, q.shape[-1]) if quant.rotate else None
     call = partial(_uncounted if quant.method == "mxfp4" else _attend, quant.method, layout, scale, matrix)

@@ -50,5 +50,5 @@ def _refusal(function: Any, precision: str) -> str:
     try:
         function(None, None, None, precision=precision)
     except Exception as error:  # ValueError of a build, AttributeError of another
-        return f"{type(error).__name__}: {error}".replace(repr(precision), "").replace(f" {precision} ", "")
+        return f"{type(error).__name__}: {error}".replace(repr(precision), "")
     return ""

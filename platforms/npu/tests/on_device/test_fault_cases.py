@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyattn as pa
-from platforms.npu.tests.on_device.here import DEVICE, assert_near, every_backend, exact, qkv, refused
+from platforms.npu.tests.on_device.here import DEVICE, OURS, assert_near, every_backend, exact, qkv, refused
 from tests.unit.fault_values import batch, values
 from tests.unit.test_fault_cases import EMPTY, MASKS, strided_values
 
@@ -78,13 +78,23 @@ def test_5_int64_boundaries_give_the_bits_of_int32_and_impossible_ones_are_refus
         assert all(word in str(refusal.value) for word in ("cu_seqlens", *words))
 
 
-@every_backend
-@pytest.mark.parametrize("plane", MASKS.values(), ids=MASKS)
-def test_7_a_row_that_sees_nothing_is_zero_without_nan(backend: Name, plane: torch.Tensor) -> None:
-    if backend == "fia" and plane.dtype.is_floating_point:
-        v = here(batch((2, 4, 8)))
+#: A backend and a mask that it takes: `fia` has no biases.
+ON_MASKS = [
+    pytest.param(backend, plane, id=f"{backend or 'auto'}-{name}")
+    for backend in (None, *OURS)
+    for name, plane in MASKS.items()
+    if backend != "fia" or not plane.dtype.is_floating_point
+]
+
+
+def test_7_a_bias_is_refused_where_the_op_has_none() -> None:
+    v = here(batch((2, 4, 8)))
+    for plane in (plane for plane in MASKS.values() if plane.dtype.is_floating_point):
         assert "bias" in refused("fia", v[:, :2], v, v, structure=pa.Mask.pairs(plane))
-        return
+
+
+@pytest.mark.parametrize(("backend", "plane"), ON_MASKS)
+def test_7_a_row_that_sees_nothing_is_zero_without_nan(backend: Name, plane: torch.Tensor) -> None:
     v, q = here(batch((2, 4, 8))), here(torch.zeros(1, 2, 2, 64))
     for given in (plane, plane.to(DEVICE)):
         out, lse = pa.attention(
@@ -93,8 +103,12 @@ def test_7_a_row_that_sees_nothing_is_zero_without_nan(backend: Name, plane: tor
         assert_rows(out, [[3.0, 0.0]])
         assert lse[0, :, 0].cpu().tolist() == pytest.approx([math.log(2)] * 2, rel=1e-3)
         assert lse[0, :, 1].cpu().tolist() == [-INF] * 2
-    if backend == "fia":
-        return
+
+
+@pytest.mark.parametrize("backend", [None, "fusion"], ids=lambda name: name or "auto")
+@pytest.mark.parametrize("plane", MASKS.values(), ids=MASKS)
+def test_7_gradients_of_a_row_that_sees_nothing_are_finite(backend: Name, plane: torch.Tensor) -> None:
+    v, q = here(batch((2, 4, 8))), here(torch.zeros(1, 2, 2, 64))
     leaves = [q.clone().requires_grad_(), torch.zeros_like(v).requires_grad_(), v.clone().requires_grad_()]
     pa.attention(*leaves, structure=pa.Mask.pairs(plane), backend=backend).sum().backward()
     grads = [leaf.grad for leaf in leaves]
@@ -159,15 +173,20 @@ def test_14_another_dtype_takes_another_route_for_that_call_alone(backend: str) 
         layer(q, k, half[2])
 
 
+#: An additive mask, and pages of two rows, which these backends refuse though nothing is in them.
+REFUSED_EMPTY = {
+    ("an empty mask", "fia"): "bias", ("no table", "fia"): "page_size 2", ("no table", "fusion"): "'paged'",
+}  # fmt: skip
+
+
 @every_backend
 @pytest.mark.parametrize("case", EMPTY)
 def test_16_empty_calls_answer_with_zeros_of_the_right_shape(backend: Name, case: str) -> None:
     q_shape, k_shape, structure = EMPTY[case]
-    if case == "an empty mask" and backend == "fia":
-        return  # an additive mask, which row 7 has refused
-    if case == "no table" and backend is not None:
-        return  # pages of two rows, which row 36 has refused
     q, k = here(torch.ones(q_shape)), here(torch.ones(k_shape))
+    if (case, backend) in REFUSED_EMPTY:
+        assert REFUSED_EMPTY[case, backend] in refused(str(backend), q, k, k, structure=structure and structure())
+        return
     out, lse = pa.attention(q, k, k, structure=structure and structure(), backend=backend, return_lse=True)
     assert torch.equal(out.cpu(), torch.zeros(q_shape, dtype=torch.float16))
     assert (out.dtype, out.device) == (q.dtype, q.device)

@@ -94,6 +94,26 @@ def test_a_bias_is_divided_by_the_scale_and_hides_by_the_mask(monkeypatch, scale
     assert call["scale"] == (abs(scale) or 1.0)
 
 
+def test_a_bias_beyond_float16_once_divided_is_clamped(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = record(monkeypatch)
+    bias = torch.zeros(1, 1, 5, 7)
+    bias[..., 0], bias[..., 1] = 3e4, -3e4  # 1e5 of either sign before the scale
+    q, k, v = qkv((2, 5), (2, 7))
+    out = pa.attention(q, k, v, structure=pa.Mask(bias), scale=0.3, backend="fusion")
+    assert asked[0]["pse"][..., :2].cpu().abs().eq(65504).all()
+    assert_near(out, exact(q, k, v, structure=pa.Mask(bias), scale=0.3))
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_a_bound_call_moves_a_scale_that_is_not_above_0_into_q(monkeypatch, scale: float) -> None:
+    asked = record(monkeypatch)
+    q, k, v = qkv((2, 5), (2, 7))
+    layer = pa.Attention(4, 64, num_kv_heads=2, scale=scale, causal=True, backend="fusion")
+    for _ in range(3):
+        assert_near(layer(q, k, v), exact(q, k, v, scale=scale, causal=True))
+    assert [call["scale"] for call in asked] == [abs(scale) or 1.0] * 3
+
+
 def test_documents_are_one_call_by_their_ends_without_the_leading_0(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = record(monkeypatch)
     packed = pa.Packed.from_lengths([2, 3, 4], [3, 1, 5])
@@ -125,6 +145,16 @@ def test_empty_documents_and_rows_past_the_last_boundary(monkeypatch: pytest.Mon
     out = assert_right("fusion", q, k, v, structure=pa.Packed.from_lengths([2, 0, 3, 2], [4, 0, 3, 0]))
     assert (asked[0]["actual_seq_qlen"], asked[0]["actual_seq_kvlen"]) == ([2, 5], [4, 7])
     assert out[5:].eq(0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_past_the_documents_are_zero_in_a_buffer_too(causal: bool) -> None:
+    q, k, v = qkv((9,))
+    buffer = torch.full_like(q, float("nan"))
+    structure = pa.Packed.from_lengths([2, 3], [3, 1] if causal else [3, 3])
+    assert pa.attention(q, k, v, structure=structure, causal=causal, backend="fusion", out=buffer) is buffer
+    assert_near(buffer, exact(q, k, v, structure=structure, causal=causal))
+    assert buffer[5:].eq(0).all()
 
 
 def test_real_and_pad_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
