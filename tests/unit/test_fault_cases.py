@@ -250,3 +250,36 @@ def test_36_tables_that_cannot_be_are_refused_by_name(table, error, words):
     with pytest.raises(error) as refusal:
         pa.attention(torch.zeros(1, 1, 2, 64), v, v, structure=pa.Paged(table, [3]))
     assert all(word in str(refusal.value) for word in ("block_table", *words))
+
+
+# 38: the number of tiles kept comes from the number of tiles, and is clamped to it
+
+
+@pytest.mark.parametrize(("by", "kept"), [
+    ({"sparsity": 0}, 8), ({"sparsity": 0.5}, 4), ({"sparsity": 0.9}, 1), ({"sparsity": 1.0}, 1), ({"topk": 8}, 8),
+    ({"topk": 64}, 8),
+])  # fmt: skip
+def test_38_tiles_are_counted_with_the_partial_ones(by, kept):
+    assert pa.VideoTiles(pa.VideoLayout((5, 5, 5)), (4, 4, 4), **by).kept == kept
+
+
+@every_way
+@pytest.mark.parametrize("keep_sparse_numerics", [False, True])
+@pytest.mark.parametrize("topk", [8, 64])
+def test_38_all_tiles_kept_are_dense_attention(attend, topk, keep_sparse_numerics):
+    v = batch(range(125))
+    whole = pa.VideoTiles(pa.VideoLayout((5, 5, 5)), (4, 4, 4), topk=topk, keep_sparse_numerics=keep_sparse_numerics)
+    assert_rows(attend(torch.zeros_like(v), v, v, structure=whole), [[62.0] * 125], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("topk", [0, -1])
+def test_38_no_tile_kept_is_refused(topk):
+    with pytest.raises(ValueError, match=f"topk.*{topk}"):
+        pa.VideoTiles(pa.VideoLayout((5, 5, 5)), (4, 4, 4), topk=topk)
+
+
+@every_way
+def test_38_another_length_is_refused_with_both(attend):
+    v = batch(range(124))
+    with pytest.raises(ValueError, match="125.*124"):
+        attend(v, v, v, structure=pa.VideoTiles(pa.VideoLayout((5, 5, 5)), (4, 4, 4), topk=1))

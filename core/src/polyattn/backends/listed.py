@@ -86,8 +86,10 @@ def attend_listed(
     outs: list[torch.Tensor] = []
     lses: list[torch.Tensor] = []
     for start in range(0, queries.shape[0], step):
-        part = slice(start, start + step)
-        given = (queries[part], rows.k, rows.v, lists[part], None if counts is None else counts[part], first[part])
+        number_here = min(step, queries.shape[0] - start)
+        q_here, lists_here, first_here = (t.narrow(0, start, number_here) for t in (queries, lists, first))
+        counts_here = None if counts is None else counts.narrow(0, start, number_here)
+        given = (q_here, rows.k, rows.v, lists_here, counts_here, first_here)
         out, lse = checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False) if record else run(*given)
         outs.append(out)
         lses += [] if lse is None else [lse]
@@ -110,7 +112,7 @@ def _step(
     """q [P,s,1,D], lists [P,K], first [P]: the row of k where the keys of its sample and head begin."""
     at, seen = _listed_rows(blocks, lists, counts, first, k.shape[0] - 1)
     keys, values = (t.index_select(0, at.flatten()).view(*at.shape, 1, t.shape[1]) for t in (k, v))
-    mask = None if seen is None else seen[:, None, None, :]
+    mask = None if seen is None else seen.unsqueeze(1).unsqueeze(1)
     out, lse = attend(q, keys, values, mask=mask, causal=False, scale=scale, softcap=0.0, need_lse=need_lse)
     return out.squeeze(2), None if lse is None else lse.squeeze(1)
 
@@ -123,16 +125,16 @@ def _listed_rows(
     if counts is not None:
         real = real & (torch.arange(lists.shape[1], device=lists.device) < counts.unsqueeze(1))
     which = lists.clamp(0, blocks.sizes.shape[0] - 1)
-    sizes = blocks.sizes[which].masked_fill(real.logical_not(), 0)
+    sizes = blocks.sizes.take(which).masked_fill(real.logical_not(), 0)
     ends = sizes.cumsum(dim=1)
-    total = ends[:, -1:]
+    total = ends.narrow(1, ends.shape[1] - 1, 1)
     width, even = blocks.most, blocks.least == blocks.most
     if not even and on_host(total):
         width, least = int(total.max()), int(total.min())
         even = width == least
-    place = torch.arange(max(1, width), device=lists.device).expand(lists.shape[0], -1)
-    run = torch.searchsorted(ends, place.contiguous(), right=True).clamp(max=lists.shape[1] - 1)
-    before = blocks.starts[which] - ends + sizes + first.unsqueeze(1)
+    place = torch.zeros_like(total) + torch.arange(max(1, width), device=lists.device)
+    run = torch.searchsorted(ends, place, right=True).clamp(max=lists.shape[1] - 1)
+    before = blocks.starts.take(which) - ends + sizes + first.unsqueeze(1)
     at = before.gather(1, run) + place
     if even and width:
         return at, None

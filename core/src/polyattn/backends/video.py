@@ -52,8 +52,8 @@ def video_tiles(
 
 def kept_lists(scores: torch.Tensor, meta: VideoTilesMeta) -> torch.Tensor:
     """scores [B,H,n,n] -> int64 [B,H,video_blocks,K]: the blocks that each tile of the video sees, ascending."""
-    of_tiles = scores[:, :, meta.prefix_blocks :, meta.prefix_blocks :]
-    best = of_tiles.sort(dim=-1, descending=True, stable=True).indices[..., : meta.kept].sort(dim=-1).values
+    of_tiles = scores.narrow(2, meta.prefix_blocks, meta.video_blocks).narrow(3, meta.prefix_blocks, meta.video_blocks)
+    best = of_tiles.sort(dim=-1, descending=True, stable=True).indices.narrow(3, 0, meta.kept).sort(dim=-1).values
     beside = torch.arange(meta.prefix_blocks, device=scores.device).expand(*best.shape[:3], -1)
     return torch.cat([beside, best + meta.prefix_blocks], dim=-1)
 
@@ -85,10 +85,11 @@ def _fine(
 
 def _key_blocks(meta: VideoTilesMeta) -> KeyBlocks:
     def build() -> KeyBlocks:
-        starts = meta.starts.to(torch.int64)
+        bounds = meta.starts.to(torch.int64)
+        starts, ends = (bounds.narrow(0, first, meta.blocks) for first in (0, 1))
         tiles = sorted(meta.sizes[meta.prefix_blocks :])
         least, most = (meta.prefix_rows + sum(some) for some in (tiles[: meta.kept], tiles[-meta.kept :]))
-        return KeyBlocks(starts[:-1], starts[1:] - starts[:-1], least, most)
+        return KeyBlocks(starts, ends - starts, least, most)
 
     return derived(meta, ("key_blocks", meta.kept), build)
 
@@ -101,7 +102,6 @@ def _raster(meta: VideoTilesMeta, rows: int) -> torch.Tensor:
         beside = torch.arange(meta.prefix_rows, device=device)
         places = torch.cat([beside, *(group.places for group in same_sizes(meta, meta.prefix_blocks))])
         back = torch.full((rows,), meta.used, dtype=torch.int64, device=device)
-        back[meta.order[places].to(torch.int64)] = torch.arange(meta.used, device=device)
-        return back
+        return back.scatter(0, meta.order.take(places).to(torch.int64), torch.arange(meta.used, device=device))
 
     return derived(meta, ("raster", rows), build)
