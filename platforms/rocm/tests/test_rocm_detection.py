@@ -34,7 +34,7 @@ def test_its_place_among_platforms() -> None:
         ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "-1"}, 1),
     ],
 )
-def test_lists_of_visible_devices(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: int) -> None:
+def test_23_lists_of_visible_devices(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: int) -> None:
     counted = torch.cuda.device_count
     pretend(monkeypatch, "rocm")
     monkeypatch.setattr(torch.cuda, "device_count", counted)
@@ -46,6 +46,16 @@ def test_lists_of_visible_devices(monkeypatch: pytest.MonkeyPatch, variables: di
         monkeypatch.setenv(variable, value)
     found = detection.probe()
     assert (found.devices if isinstance(found, Found) else 0) == count
+
+
+def test_20_a_rocm_build_is_this_platforms_whatever_torch_cuda_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hip, cuda, found in (("7.0.0", None, True), (None, "12.8", False), (None, None, False)):
+        pretend(monkeypatch, "rocm")
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert torch.cuda.is_available()
+        assert isinstance(detection.probe(), Found) == found
+    assert detection.DEVICE_TYPE == "cuda", "torch's name of these devices"
 
 
 def test_architecture_and_name_of_a_device_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
