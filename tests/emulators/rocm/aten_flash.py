@@ -76,7 +76,16 @@ def forward_into(
         # of a row that sees nothing no source says what the LSE is
         lse[i, :, : stop - part.q0] = row_lse.float().masked_fill(row_lse.isneginf(), NAN)
     out.copy_(written.view(query.shape))
-    return lse
+    return _by_rows(lse, parts, q.shape[0]) if cum_seq_q is not None and stack.now().varlen.packed_lse else lse
+
+
+def _by_rows(lse: torch.Tensor, parts: list[Document], rows: int) -> torch.Tensor:
+    """[B,H,max_q] as [H,T]."""
+    packed = lse.new_full((lse.shape[1], rows), NAN)
+    for i, part in enumerate(parts):
+        stop = min(part.q1, part.q0 + lse.shape[2])
+        packed[:, part.q0 : stop] = lse[i, :, : stop - part.q0]
+    return packed
 
 
 def backward(

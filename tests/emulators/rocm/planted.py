@@ -109,13 +109,13 @@ def triton_lse(q: Any, k: Any, v: Any, out: Any, *, meta: Any, causal: bool, sca
 
 #: Backend -> its claims.
 PLANTED = {
-    "honest": Planted(cases=("packed/plain", "packed/causal"), causal=True, lse=True),
-    "unwritten_rows": Planted(cases=("packed/tail",)),
+    "honest": Planted(cases=("packed/plain", "packed/causal+lse"), causal=True, lse=True),
+    "unwritten_rows": Planted(cases=("packed/real_and_pad",)),
     "as_flash_attention": Planted(),
     "long_boundaries": Planted(),
     "shortest_as_minimum": Planted(),
     "rows_first_lse": Planted(lse=True),
-    "no_scale": Planted(),
+    "no_scale": Planted(cases=("packed/scale_given",)),
     "ck_softcap": Planted("dense", ("dense/softcap",), causal=True, softcap=True, on="flash_attn"),
     "triton_window": Planted("dense", ("dense/window",), causal=True, window=True, on="flash_attn_triton"),
     "triton_lse": Planted(lse=True, on="flash_attn_triton"),

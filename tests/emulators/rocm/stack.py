@@ -53,12 +53,14 @@ class Torch:
 
     unbounded_is_nan: bool  #: window sides of -1 reach AOTriton as bounds (pytorch PR 173469)
     aotriton_windows: bool = True  #: False: both sides are ignored with one warning
+    packed_lse: bool = False  #: True: [H,T], as CUDA has it and pytorch PR 172246 for CK; False: [B,H,max_q]
 
 
 TORCH = {
     "2.10.0+rocm7.0": Torch(True),
     "2.11.0+rocm7.2": Torch(False),
     "2.13.0+rocm7.2": Torch(False),
+    "2.13.0+rocm7.2.packed": Torch(False, packed_lse=True),
     "2.8.0+rocm6.4": Torch(False, aotriton_windows=False),
 }
 

@@ -22,6 +22,7 @@ MACHINES = (
     ("aiter", {"aiter": "main-2026-08"}),
     ("flash_attn", {"arch": "gfx90a"}),
     ("torch_varlen", {"torch": "2.11.0+rocm7.2"}),
+    ("torch_varlen", {"torch": "2.13.0+rocm7.2.packed"}),
 )
 
 
