@@ -230,3 +230,9 @@ def test_a_profiler_shows_the_route_as_a_range():
     with torch.profiler.profile() as profile:
         pa.attention(q, q, q)
     assert "cpu:sdpa" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("scale", [float("inf"), float("nan"), 10**400, 10**5000], ids=["inf", "nan", "long", "longer"])
+def test_a_scale_that_no_float_holds_is_refused_by_name(scale: float) -> None:
+    with pytest.raises(ValueError, match="scale: a finite number is needed"):
+        pa.attention(Q, Q, Q, scale=scale)

@@ -47,7 +47,7 @@ def checked_scale(scale: Any, head_dim: int) -> float:
         return default
     value = _real("scale", scale)
     if not -math.inf < value < math.inf:
-        raise ValueError(f"scale: a finite number is needed, got {scale!r}")
+        raise ValueError(f"scale: a finite number is needed, got {value}")
     return value
 
 
@@ -119,7 +119,10 @@ def _softcap(softcap: Any) -> float:
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not (isinstance(value, Real) or type(value).__module__ == "numpy"):
         raise TypeError(f"{name}: a number is needed, got {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: a finite number is needed, got one that no float holds") from None
 
 
 def _options(options: Any) -> tuple[Options, ...]:

@@ -1,8 +1,11 @@
 """The plain matmul kernel: softcap, blocks of bounded memory, gradients of an additive mask."""
 
+import math
+
 import pytest
 import torch
 
+import polyattn as pa
 from polyattn import structures
 from polyattn.backends import blocked
 from tests.unit.backends.running import assert_equal, batch, expected, run, tokens
@@ -69,3 +72,14 @@ def test_the_gradient_of_a_mask_is_fresh_each_time():
         for _ in range(2)
     )
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(3), torch.zeros(3, dtype=torch.bool).logical_not()], ids=["bias", "bool"])
+def test_rows_that_see_nothing_are_zero_whatever_they_hold(mask: torch.Tensor) -> None:
+    """Causal over fewer keys than queries: the first two see none, and hold NaN."""
+    q, k = torch.randn(1, 5, 2, 8), torch.randn(1, 3, 2, 8)
+    q[:, :2] = math.nan
+    out, lse = pa.attention(q, k, k, structure=pa.Mask(mask), causal=True, backend="blocked", return_lse=True)
+    assert not out[:, :2].any()
+    assert lse[:, :, :2].isneginf().all()
+    assert out[:, 2:].isfinite().all()

@@ -71,8 +71,10 @@ def _block(
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.view(batch, heads, rows, keys)
-    if mask is not None:
-        scores = scores.where(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask.to(k.dtype)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.where(mask, float("-inf"))
+    elif mask is not None:  # hidden whatever q holds: NaN survives an addition
+        scores = (scores + mask.to(k.dtype)).masked_fill(mask.isneginf(), float("-inf"))
     peak = scores.detach().amax(dim=-1, keepdim=True)
     peak = peak.masked_fill(peak.isneginf(), 0.0)
     weights = (scores - peak).exp()

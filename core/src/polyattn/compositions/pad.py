@@ -13,22 +13,23 @@ from polyattn.backends.calls import Result, SlotCall, written
 from polyattn.compositions.facts import copied, inner
 from polyattn.door.backend import Features
 from polyattn.door.request import Request
+from polyattn.door.resolution import listed
 from polyattn.structures.video_meta import VideoTilesMeta
 
 
 def lower(request: Request, features: Features) -> Request | str | None:
     """The least head dims that the slot lists; the scale is the caller's already."""
     width, value_width = request.head_dim, request.v_head_dim
-    listed = features.head_dims
+    taken = features.head_dims
     if request.structure_kind not in features.kinds:
         return None
     if features.v_dim or width == value_width:
-        target, value_target = _next(width, listed), _next(value_width, listed)
+        target, value_target = _next(width, taken), _next(value_width, taken)
     else:
-        target = value_target = _next(max(width, value_width), listed)
+        target = value_target = _next(max(width, value_width), taken)
     if target is None or value_target is None:
         size = width if target is None else value_width
-        return f"head_dim {size} not in {_text(listed)}, nor smaller than one of them"
+        return f"head_dim {size} not in {listed(taken or ())}, nor smaller than one of them"
     if (target, value_target) == (width, value_width):
         return None
     if request.structure_kind == "paged":
@@ -65,10 +66,6 @@ def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
     return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
 
 
-def _next(width: int, listed: Collection[int] | None) -> int | None:
-    """The least listed size that holds `width`."""
-    return width if listed is None or width in listed else min((size for size in listed if size >= width), default=None)
-
-
-def _text(listed: Collection[int] | None) -> str:
-    return "(" + ", ".join(str(size) for size in sorted(listed or ())) + ")"
+def _next(width: int, taken: Collection[int] | None) -> int | None:
+    """The least size taken that holds `width`."""
+    return width if taken is None or width in taken else min((size for size in taken if size >= width), default=None)

@@ -170,7 +170,7 @@ def _kind(kind: str) -> _Need:
     return _Need(
         name,
         lambda features: not takers.isdisjoint(features.kinds),
-        lambda slots: f"{name} is not supported, only {_listed(_union(slot.kinds for slot in slots))}",
+        lambda slots: f"{name} is not supported, only {listed(_union(slot.kinds for slot in slots))}",
         structural=True,
     )
 
@@ -201,7 +201,7 @@ def _value_dim(dim: int, value_dim: int) -> _Need:
 
     def refused(slots: Sequence[Features]) -> str:
         able = [slot.head_dims for slot in slots if slot.v_dim]
-        return f"{name} not in {_listed(_union(able))}" if able else f"{name} differs from {dim}"
+        return f"{name} not in {listed(_union(able))}" if able else f"{name} differs from {dim}"
 
     return _Need(name, lambda features: features.v_dim and _within(value_dim, features.head_dims), refused)
 
@@ -215,7 +215,7 @@ def _listed_need(name: str, value: object, limit: Callable[[Features], _Limit], 
     return _Need(
         name,
         lambda features: _within(value, limit(features)),
-        lambda slots: f"{name} not in {_listed(_union(map(limit, slots)))}",
+        lambda slots: f"{name} not in {listed(_union(map(limit, slots)))}",
         limit_of,
     )
 
@@ -243,7 +243,8 @@ def _union(limits: Iterable[_Limit]) -> set[Any]:
     return {value for limit in limits for value in limit or ()}
 
 
-def _listed(values: Collection[Any]) -> str:
+def listed(values: Collection[Any]) -> str:
+    """A limit as refusals say it: "(64, 128)", "(8 to 256 in steps of 8)", "(none)"."""
     ordered = sorted(values)
     steps = {after - before for before, after in pairwise(ordered)} if isinstance(next(iter(values), ""), int) else ()
     if len(ordered) > 4 and len(steps) == 1:
