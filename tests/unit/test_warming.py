@@ -12,6 +12,7 @@ from polyattn import call
 
 Q = torch.randn(2, 6, 2, 8)
 ROWS = torch.randn(12, 2, 8)
+VIDEO = pa.VideoLayout((1, 1, 3), prefix=(1, 1), used=6)
 POOL = torch.randn(8, 4, 2, 8)
 CALLS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
     "dense": ((Q, Q, Q), {"causal": True, "scale": 0.3}),
@@ -25,6 +26,10 @@ CALLS: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
     "packed": ((ROWS, ROWS, ROWS), {"structure": pa.Packed.from_lengths([5, 7]), "softcap": 5.0}),
     "cross packed": ((ROWS, ROWS[:9], ROWS[:9]), {"structure": pa.Packed.from_lengths([5, 7], [3, 6])}),
     "spans": ((Q, Q, Q), {"structure": pa.Spans([[(2, 5)], []])}),
+    "video": ((Q, Q, Q), {"structure": pa.VideoTiles(VIDEO, (1, 1, 1), topk=2)}),
+    "video with a gate": ((Q, Q, Q), {"structure": pa.VideoTiles(VIDEO, (1, 1, 2), sparsity=0.5), "gate": Q}),
+    "video run densely": ((Q, Q, Q), {"structure": pa.VideoTiles(VIDEO, (1, 1, 1), topk=3), "gate": Q}),
+    "block map": ((Q, Q, Q), {"structure": pa.BlockMap([[[[0, 1], [1, 0]]]], [[[2, 1]]], 3, 4)}),
     "paged": ((Q[:, :2], POOL, POOL), {"structure": pa.Paged([[0, 1], [2, 3]], [7, 5]), "causal": True}),
     "paged rows": ((ROWS[:4], POOL, POOL), {"structure": pa.Paged([[0, 1], [2, 3]], [7, 5], [3, 1])}),
 }

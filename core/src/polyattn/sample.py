@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from polyattn.door.request import Request
 from polyattn.errors import UnsupportedRequest
-from polyattn.structures import KeyPadding, Mask, Packed, Paged, Spans, Structure
+from polyattn.structures import (
+    BlockMap,
+    KeyPadding,
+    Mask,
+    Packed,
+    Paged,
+    Spans,
+    Structure,
+    VideoLayout,
+    VideoTiles,
+)
 
 
 def sample_structure(request: Request, device: torch.device) -> Structure | None:
-    """A structure of the request's kind and facts, for tensors of its shapes; None for a dense request."""
+    """A structure of the request's kind and facts, for tensors of its shapes; None for a plain dense request."""
     kind, keys = request.structure_kind, request.k.shape[-3]
+    if request.structure_facts.video is not None:  # a dense request may stand in for video tiles
+        return _video_tiles(request)
     if kind == "dense":
         return None
     if kind in ("key_padding", "prefix_kv"):
@@ -24,6 +38,8 @@ def sample_structure(request: Request, device: torch.device) -> Structure | None
         return Spans([[(0, 1)] if keys else []] * request.q.shape[0])
     if kind == "paged":
         return _paged(request, device)
+    if kind == "block_map":
+        return _block_map(request, device)
     raise UnsupportedRequest(f"no structure can be made up for a {kind} request")
 
 
@@ -81,6 +97,28 @@ def _paged(request: Request, device: torch.device) -> Structure:
         return Paged(table, kept, new, spans)
     on_device = [None if data is None else torch.tensor(data, device=device) for data in (table, kept, new)]
     return Paged(*on_device)
+
+
+def _video_tiles(request: Request) -> Structure:
+    video = request.structure_facts.video
+    assert video is not None
+    prefix: list[int] = []
+    for start, end in video.segments:
+        if start == sum(prefix):  # else it lies after the video
+            prefix.append(end - start)
+    layout = VideoLayout(video.grid, tuple(prefix), used=video.used)
+    fallback: Literal["dense", "error"] = "dense" if video.fallback == "dense" else "error"
+    return VideoTiles(
+        layout, video.tile, video.kept, None, video.keep_sparse_numerics, video.min_seq_len, fallback
+    )  # fmt: skip
+
+
+def _block_map(request: Request, device: torch.device) -> Structure:
+    sides = request.structure_facts.blocks
+    assert sides is not None
+    rows = -(-request.q.shape[1] // sides[0])
+    lists = torch.zeros(1, 1, rows, 1, dtype=torch.int32, device=device)
+    return BlockMap(lists, torch.ones_like(lists[..., 0]), *sides)
 
 
 def _shares(total: int, parts: int) -> list[int]:

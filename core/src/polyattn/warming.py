@@ -48,7 +48,8 @@ def _warm_layers(model: torch.nn.Module) -> int:
     for layer, request in ran:
         q, k, v = _tensors(request)
         with torch.set_grad_enabled(request.grad), _autocast(request):
-            _backward(request, layer(q, k, v, _structure(request), return_lse=request.lse))
+            result = layer(q, k, v, _structure(request), gate=_gate(request), return_lse=request.lse)
+            _backward(request, result)
     return len(ran)
 
 
@@ -57,7 +58,7 @@ def _call(request: Request) -> None:
     scale = None if request.scale == request.head_dim**-0.5 else request.scale  # as the call that is to come writes it
     with torch.set_grad_enabled(request.grad), _autocast(request):
         result = attention(
-            q, k, v, structure=_structure(request), causal=request.causal, window=request.window,
+            q, k, v, structure=_structure(request), gate=_gate(request), causal=request.causal, window=request.window,
             softcap=request.softcap, scale=scale, return_lse=request.lse, quant=request.quant,
             deterministic=request.deterministic, options=request.options,
         )  # fmt: skip
@@ -66,6 +67,16 @@ def _call(request: Request) -> None:
 
 def _structure(request: Request) -> Structure | None:
     return sample_structure(request, torch.device(request.device))
+
+
+def _gate(request: Request) -> torch.Tensor | None:
+    """A gate where the call to come has one."""
+    video = request.structure_facts.video
+    if video is None or not video.gate:
+        return None
+    shape = (*request.q.shape[:-1], request.v.shape[-1])
+    gate = torch.zeros(shape, dtype=getattr(torch, request.q.dtype), device=request.device)
+    return gate.requires_grad_(video.gate_grad)
 
 
 def _autocast(request: Request) -> torch.autocast:
