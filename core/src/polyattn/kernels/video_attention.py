@@ -60,14 +60,16 @@ def video_attention(
         arch = architecture_of(q.device)
         tile = video_tile(arch, head_dim, v_dim, q.element_size(), tiling.largest, tiling.largest)
     starts = tiling.starts
-    blocks = Blocks(starts[:-1], starts[1:], tiling.largest, tiling.order)
+    number = starts.shape[0] - 1
+    blocks = Blocks(starts.narrow(0, 0, number), starts.narrow(0, 1, number), tiling.largest, tiling.order)
     used = tiling.used
     group = heads // max(kv_heads, 1)
-    size = heads_at_once or _heads_at_once(q, k, v, used)
+    size = heads_at_once or most_heads(q, k, v, used)
     for first in range(0, kv_heads if samples and used else 0, size):
-        here = slice(first, first + size)
-        mine = slice(first * group, (first + size) * group)
-        q_part, k_part, v_part = q[:, :, mine], k[:, :, here], v[:, :, here]
+        some = min(size, kv_heads - first)
+        k_part, v_part = (x.narrow(2, first, some) for x in (k, v))
+        mine = (first * group, some * group)
+        q_part = q.narrow(2, *mine)
         chosen = select(
             q_part, k_part, v_part if gate is not None else None, tiling.order, starts,
             prefix=tiling.prefix, kept=tiling.kept, scale=scale,
@@ -76,15 +78,15 @@ def video_attention(
         coarse = None
         if gate is not None:
             assert chosen.coarse is not None
-            coarse = Coarse(gate[:, :, mine], chosen.coarse)
+            coarse = Coarse(gate.narrow(2, *mine), chosen.coarse)
         listed_attention(
-            q_part, k_part, v_part, result[:, :, mine], None if lse is None else lse[:, mine],
+            q_part, k_part, v_part, result.narrow(2, *mine), None if lse is None else lse.narrow(1, *mine),
             blocks, blocks, Listed(chosen.lists, chosen.counts, used, every), tile, scale=scale, coarse=coarse,
         )  # fmt: skip
     if rows > used:
-        result[:, used:] = 0.0
+        result.narrow(1, used, rows - used).zero_()
         if lse is not None:
-            lse[:, :, used:] = float("-inf")
+            lse.narrow(2, used, rows - used).fill_(float("-inf"))
     return (result if out is None or result is out else out.copy_(result)), lse
 
 
@@ -118,7 +120,7 @@ def _results(q: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, need_ls
     return result, lse
 
 
-def _heads_at_once(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: int) -> int:
+def most_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: int) -> int:
     """KV heads of one pass, about as many in each."""
     kv_heads = max(1, k.shape[2])
     one = max(1, q.shape[0] * used * (k.shape[3] + v.shape[3]) * q.element_size())

@@ -37,10 +37,11 @@ class ChooseTile(NamedTuple):
 _WIDTHS = (64, 128, 256)
 
 #: Elements of 2 bytes: for query blocks of 128 rows or more, a tile for each of `_WIDTHS`. "" is anything else.
+#: On sm_90 two programs of 64x64 fit by the byte: descriptors of the values, too, would need 24 bytes more.
 _LARGE = {
     "sm_80": (VideoTile(128, 64, 8, 3), VideoTile(128, 32, 8, 3), VideoTile(64, 32, 8, 2)),
     "sm_90": (
-        VideoTile(64, 64, 4, 3, packed=True, described="kv"), VideoTile(64, 64, 4, 3, packed=True, described="kv"),
+        VideoTile(64, 64, 4, 3, packed=True, described="k"), VideoTile(64, 64, 4, 3, packed=True, described="k"),
         VideoTile(64, 32, 8, 2, packed=True),
     ),
     "sm_100": (
