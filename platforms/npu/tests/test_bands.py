@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyattn.vendor import PackedMeta
-from polyattn_npu.bands import UNBOUNDED, band_of, compressed_mask, sides, sparse
+from polyattn_npu.bands import UNBOUNDED, band_of, compressed_mask, sparse_mode_args, window_sides
 from polyattn_npu.documents import documents_of
 
 CPU = torch.device("cpu")
@@ -45,13 +45,13 @@ def test_a_band_holds_all_that_is_seen_and_no_row_or_end_that_sees_nothing(queri
 
 
 def test_sides_and_modes() -> None:
-    assert sides(True, None) == (None, 0)
-    assert sides(True, (2, 5)) == (2, 0)
-    assert sides(False, (2, None)) == (2, None)
-    assert sparse(5, 7, None, None, CPU, NAMES) == {}
-    assert sparse(5, 7, 6, 4, CPU, NAMES) == {}, "every row sees every key"
-    assert sparse(5, 7, None, 0, CPU, NAMES) == {"atten_mask": compressed_mask(CPU), "sparse_mode": 3}
-    band = sparse(5, 7, 2, None, CPU, NAMES)
+    assert window_sides(True, None) == (None, 0)
+    assert window_sides(True, (2, 5)) == (2, 0)
+    assert window_sides(False, (2, None)) == (2, None)
+    assert sparse_mode_args(5, 7, None, None, CPU, NAMES) == {}
+    assert sparse_mode_args(5, 7, 6, 4, CPU, NAMES) == {}, "every row sees every key"
+    assert sparse_mode_args(5, 7, None, 0, CPU, NAMES) == {"atten_mask": compressed_mask(CPU), "sparse_mode": 3}
+    band = sparse_mode_args(5, 7, 2, None, CPU, NAMES)
     assert (band["sparse_mode"], band["pre"], band["next"]) == (4, 2, UNBOUNDED)
 
 
@@ -72,7 +72,8 @@ def meta_of(lengths_q: tuple[int, ...], lengths_k: tuple[int, ...]) -> PackedMet
 
 def test_documents_keep_their_first_rows_as_views_and_others_by_place() -> None:
     plain = documents_of(meta_of((2, 3), (4, 1)), None, None)
-    assert plain[:4] == ((2, 5), (4, 5), None, None)
+    assert (plain.ends_q, plain.ends_k, plain.rows, plain.keys) == ((2, 5), (4, 5), None, None)
+    assert (plain.lengths_q, plain.lengths_k) == ((2, 3), (4, 1))
     causal = documents_of(meta_of((2, 3, 1), (4, 1, 0)), None, 0)
     assert (causal.ends_q, causal.ends_k, causal.keys, causal.longest) == ((2, 3), (4, 5), None, (2, 4))
     assert causal.rows is not None
@@ -81,6 +82,26 @@ def test_documents_keep_their_first_rows_as_views_and_others_by_place() -> None:
     assert window.keys is not None
     assert window.keys.tolist() == [2, 3, 4, 5]
     assert documents_of(meta_of((2, 0), (0, 3)), None, None).ends_q == ()
+
+
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths_k", "right", "ends_q", "ends_k", "rows"),
+    [
+        ((2, 1, 3), (2, 1, 3), None, (2, 3, 6), (2, 3, 6), None),
+        ((2, 1, 3), (2, 1, 3), 0, (2, 3, 6), (2, 3, 6), None),
+        ((2, 4), (5, 2), 0, (2, 4), (5, 7), [0, 1, 4, 5]),
+        ((2, 4), (5, 2), None, (2, 6), (5, 7), None),
+        ((3, 2), (0, 4), None, (2,), (4,), [3, 4]),
+        ((0, 2), (3, 2), 0, (2,), (2,), None),
+    ],
+)
+def test_rows_without_a_key_reach_no_op(
+    lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], right: int | None, ends_q: tuple[int, ...],
+    ends_k: tuple[int, ...], rows: list[int] | None,
+) -> None:  # fmt: skip
+    parts = documents_of(meta_of(lengths_q, lengths_k), None, right)
+    assert (parts.ends_q, parts.ends_k) == (ends_q, ends_k)
+    assert (None if parts.rows is None else parts.rows.tolist()) == rows
 
 
 def test_the_derivation_is_kept_with_the_documents() -> None:

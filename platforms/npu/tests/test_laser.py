@@ -13,7 +13,7 @@ import polyattn as pa
 from platforms.npu.tests.mindie_scenes import passed, scenes_of, variable
 from polyattn.vendor import Accepted, Machine, Request, StructureFacts, TensorFacts, resolve
 from polyattn_npu import NpuOptions, laser
-from polyattn_npu.laser import input_scale, largest_score
+from polyattn_npu.laser_range import input_scale, largest_score
 from polyattn_npu.options import FA_TYPE, LASER
 from polyattn_npu.order import order
 

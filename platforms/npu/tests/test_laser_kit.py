@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from platforms.npu.tests.mindie_scenes import passed, scenes_of
-from polyattn_npu import laser
+from polyattn_npu import laser_range
 
 
 def scene_short_tensors_through_the_kernel() -> None:
@@ -21,7 +21,7 @@ def scene_short_tensors_through_the_kernel() -> None:
 
     dispatch = importlib.import_module("mindiesd.layers.flash_attn.attention_forward")
     short = mock.patch.object(dispatch, "ASCEND_LASER_ATTENTION_MIN_SEQLEN", 0)
-    with short, mock.patch.object(laser, "LEAST_ROWS", 0):
+    with short, mock.patch.object(laser_range, "LEAST_ROWS", 0):
         report = run_conformance(
             "npu:laser", structures=["dense", "key_padding", "packed"], dtypes=[torch.float16, torch.bfloat16]
         )

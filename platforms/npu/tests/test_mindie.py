@@ -11,7 +11,6 @@ import torch
 from polyattn.vendor import Accepted, Machine, Request, StructureFacts, TensorFacts, resolve
 from polyattn_npu import NpuOptions, mindie
 from polyattn_npu.mindie_forward import exact
-from polyattn_npu.mindie_varlen import documents_of
 from polyattn_npu.options import FA_TYPE, LASER
 
 A2 = Machine(
@@ -152,26 +151,6 @@ def test_what_is_not_installed_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths_q", "lengths_k", "causal", "ends_q", "ends_k", "pieces"),
-    [
-        ((2, 1, 3), (2, 1, 3), False, [0, 2, 3, 6], [0, 2, 3, 6], []),
-        ((2, 1, 3), (2, 1, 3), True, [0, 2, 3, 6], [0, 2, 3, 6], []),
-        ((2, 4), (5, 2), True, [0, 2, 4], [0, 5, 7], [0, 2, 2, 2]),
-        ((2, 4), (5, 2), False, [0, 2, 6], [0, 5, 7], []),
-        ((3, 2), (0, 4), False, [0, 0, 2], [0, 0, 4], [3, 0, 0, 2]),
-        ((0, 2), (3, 2), True, [0, 0, 2], [0, 3, 5], []),
-        ((), (), False, [0], [0], []),
-    ],
-)
-def test_documents_reach_the_op_without_rows_that_see_nothing(
-    lengths_q, lengths_k, causal, ends_q, ends_k, pieces
-) -> None:
-    plan = documents_of(lengths_q, lengths_k, causal)
-    assert (plan.ends_q, plan.ends_k, plan.pieces) == (ends_q, ends_k, pieces)
-    assert (plan.rows, plan.keys) == (sum(lengths_q), sum(lengths_k))
-
-
-@pytest.mark.parametrize(
     ("given", "taken"),
     [
         ((1, 1, 1, 7), (1, 1, 5, 7)),
@@ -186,4 +165,6 @@ def test_a_mask_has_exactly_a_shape_of_the_op(given, taken) -> None:
     keep[..., 0, :] = False
     shaped = exact(keep, 2, 5)
     assert tuple(shaped.keep.shape) == taken
-    assert torch.equal(shaped.blind.expand(2, 5, 4, 1), shaped.keep.any(-1).logical_not().expand(2, 4, 5).mT[..., None])
+    assert torch.equal(
+        shaped.fully_masked.expand(2, 5, 4, 1), shaped.keep.any(-1).logical_not().expand(2, 4, 5).mT[..., None]
+    )

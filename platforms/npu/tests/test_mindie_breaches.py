@@ -10,7 +10,7 @@ import torch
 
 import polyattn as pa
 from platforms.npu.tests.mindie_scenes import passed, scenes_of
-from polyattn_npu import NpuOptions, laser_forward, mindie_forward, mindie_varlen
+from polyattn_npu import NpuOptions, laser_forward, mindie_forward, mindie_packed
 
 pytestmark = pytest.mark.emulated
 
@@ -52,7 +52,7 @@ def scene_a_mask_that_the_op_would_have_to_broadcast() -> None:
         off_by(q, k, k, structure=pa.Mask(KEEP))
 
 
-def scene_a_mask_without_its_blind_rows() -> None:
+def scene_a_mask_without_its_fully_masked_rows() -> None:
     q, k = drawn(1, 2, 4, 32), drawn(1, 7, 4, 32)
     keep = torch.ones(2, 7, dtype=torch.bool)
     keep[1] = False
@@ -60,7 +60,7 @@ def scene_a_mask_without_its_blind_rows() -> None:
 
     def unaware(*given: Any) -> Any:
         shaped = exact(*given)
-        return shaped._replace(blind=torch.zeros_like(shaped.blind))
+        return shaped._replace(fully_masked=torch.zeros_like(shaped.fully_masked))
 
     with mock.patch.object(mindie_forward, "exact", unaware):
         assert off_by(q, k, k, structure=pa.Mask.pairs(keep)) > 0.1  # the mean of V
@@ -91,19 +91,21 @@ def scene_a_scale_that_is_left_out_or_no_float() -> None:
 def scene_boundaries_as_a_device_tensor_or_without_the_leading_zero() -> None:
     q = drawn(9, 4, 32)
     documents = pa.Packed.from_lengths([4, 5])
-    plan = mindie_varlen.documents_of
+    real = mindie_packed.package()
 
-    def on_device(*given: Any) -> Any:
-        made = plan(*given)
-        return made._replace(ends_k=torch.tensor(made.ends_k, dtype=torch.int32).npu())
+    class OnDevice:
+        @staticmethod
+        def attention_forward_varlen(q: Any, k: Any, v: Any, ends_q: Any, ends_k: Any, **how: Any) -> torch.Tensor:
+            return real.attention_forward_varlen(q, k, v, ends_q, torch.tensor(ends_k, dtype=torch.int32).npu(), **how)
 
-    def unled(*given: Any) -> Any:
-        made = plan(*given)
-        return made._replace(ends_q=made.ends_q[1:], ends_k=made.ends_k[1:])
+    class WithoutZero:
+        @staticmethod
+        def attention_forward_varlen(q: Any, k: Any, v: Any, ends_q: Any, ends_k: Any, **how: Any) -> torch.Tensor:
+            return real.attention_forward_varlen(q, k, v, ends_q[1:], ends_k[1:], **how)
 
-    with mock.patch.object(mindie_varlen, "documents_of", on_device), pytest.raises((RuntimeError, TypeError)):
+    with mock.patch.object(mindie_packed, "package", return_value=OnDevice), pytest.raises((RuntimeError, TypeError)):
         off_by(q, q, q, structure=documents)
-    with mock.patch.object(mindie_varlen, "documents_of", unled):
+    with mock.patch.object(mindie_packed, "package", return_value=WithoutZero):
         assert not off_by(q, q, q, structure=pa.Packed.from_lengths([4, 5])) < 0.1
 
 

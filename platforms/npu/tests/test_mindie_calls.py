@@ -158,7 +158,7 @@ def scene_boundaries_of_the_device_are_never_read() -> None:
 
 
 def scene_lengths_that_contradict_the_boundaries() -> None:
-    from polyattn_npu.mindie_varlen import packed
+    from polyattn_npu.mindie_packed import packed
 
     q = drawn(9, 4, 32).npu()
     meta = pa.Packed.from_lengths([4, 5]).bind(q.device, tuple(q.shape), tuple(q.shape))

@@ -209,19 +209,19 @@ def scene_padding_is_sliced_off() -> None:
 
 
 def scene_an_earlier_build_has_no_mxfp4() -> None:
-    from polyattn_npu import quant_package
+    from polyattn_npu import mindie_package
     from tests.emulators.npu.stack import using
 
     here = replace(A5, versions={"mindiesd": "3.1.0"}, build_facts={})
-    assert quant_package.without_precision("mxfp4", here) == ()
-    quant_package._taken.cache_clear()
+    assert mindie_package.without_precision("mxfp4", here) == ()
+    mindie_package._taken.cache_clear()
     try:
         with using(mindiesd="unreleased-fp8"):
-            assert quant_package.without_precision("mxfp8", here) == ()
-            (told,) = quant_package.without_precision("mxfp4", here)
+            assert mindie_package.without_precision("mxfp8", here) == ()
+            (told,) = mindie_package.without_precision("mxfp4", here)
         assert "takes fp8, mxfp8, not mxfp4" in told
     finally:
-        quant_package._taken.cache_clear()
+        mindie_package._taken.cache_clear()
 
 
 def scene_skipped_steps_are_recorded() -> None:

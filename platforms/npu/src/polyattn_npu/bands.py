@@ -1,4 +1,4 @@
-"""Causal and windows as Ascend's sparse modes say them, for rows that all see a key and keys that some row sees."""
+"""Causal and windows as Ascend's sparse modes say them, for rows that all have a key and keys that some row sees."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polyattn.vendor import Window, device_constant
 
 #: Rows and columns of the mask that the sparse modes for causal and windows take, whatever the lengths.
 COMPRESSED = 2048
-#: An op's names of a window's two sides.
-Sides = tuple[str, str]
+#: An op's names of a window's two sides, left and right.
+WindowArgs = tuple[str, str]
 #: What the ops take for unbounded, which is their default too.
 UNBOUNDED = 2147483647
 
@@ -46,7 +46,7 @@ class Band:
         return self.k_stop - self.k_start
 
 
-def sides(causal: bool, window: Window) -> tuple[int | None, int | None]:
+def window_sides(causal: bool, window: Window) -> tuple[int | None, int | None]:
     """The window's sides, with the right one that causal asks."""
     left, right = (None, None) if window is None else window
     return left, 0 if causal else right
@@ -70,10 +70,10 @@ def band_of(queries: int, keys: int, left: int | None, right: int | None) -> Ban
     )
 
 
-def sparse(
-    queries: int, keys: int, left: int | None, right: int | None, device: torch.device, names: Sides
+def sparse_mode_args(
+    queries: int, keys: int, left: int | None, right: int | None, device: torch.device, names: WindowArgs
 ) -> dict[str, Any]:
-    """The ops' arguments for a band (or for the longest of several documents); `names` are those of its two sides.
+    """The ops' arguments for a band (or for the longest of several documents); `names` are those of a window's sides.
 
     Without a mask the ops ignore all of these: where every row sees every key there are none.
     """

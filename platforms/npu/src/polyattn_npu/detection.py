@@ -1,4 +1,4 @@
-"""What of Ascend NPU is on this machine: presence, facts of one device, capture. Makes no device context."""
+"""Ascend NPU on this machine: presence, facts of one device, capture. Makes no device context."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ DEVICE_TYPE = "npu"
 RUNTIME = "torch-npu"
 #: Variables that hide devices. The runtime's own reading of them counts; parsing them here would be a second opinion.
 VISIBILITY = ("ASCEND_RT_VISIBLE_DEVICES",)
+#: By which MindIE-SD overrides the op of its manual mode at every call, and forces the torch release of its plugin.
+FA_TYPE, PLUGIN_VARIANT = "MINDIE_SD_FA_TYPE", "MINDIESD_PLUGIN_VARIANT"
+#: torch's switch for loading vendors' packages by itself, and where CANN's set_env.sh says that it is.
+AUTOLOAD, CANN_HOME = "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH"
 #: Every variable that changes what runs here: facts of the machine, never set by us.
 VARIABLES = (
     *VISIBILITY,
-    "MINDIE_SD_FA_TYPE",
-    "MINDIESD_PLUGIN_VARIANT",
+    FA_TYPE,
+    PLUGIN_VARIANT,
     "ASCEND_CUSTOM_OPP_PATH",
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",
-    "ASCEND_HOME_PATH",
+    AUTOLOAD,
+    CANN_HOME,
 )
 #: Kernel packages whose versions are facts of the machine.
 DISTRIBUTIONS = ("mindiesd", "torch-npu", "triton-ascend")
@@ -136,8 +140,6 @@ def _hidden() -> str:
 
 # This vendor's own answers.
 
-#: torch's switch for loading vendors' packages by itself, and where CANN's set_env.sh says that it is.
-AUTOLOAD, CANN_HOME = "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH"
 #: The vendor's numbers of each device class.
 SOC_VERSIONS = {"310P": range(200, 206), "A2": range(220, 226), "A3": range(250, 256), "A5": range(260, 261)}
 

@@ -6,16 +6,16 @@ from functools import partial
 
 import torch
 
-from polyattn.vendor import KeyPaddingMeta, Result, Window, derived, positive_scale, prefix_into, spans_into
-from polyattn_npu import samples
-from polyattn_npu.bands import sides, sparse
-from polyattn_npu.fia_operator import SIDES, attend
-from polyattn_npu.fia_rows import blanked, unseeing_rows
+from polyattn.vendor import KeyPaddingMeta, Result, Window, derived, positive_scale, prefix_into, spans_into, written
+from polyattn_npu import batched
+from polyattn_npu.bands import sparse_mode_args, window_sides
+from polyattn_npu.fia_operator import WINDOW_ARGS, attend
+from polyattn_npu.padded_rows import blank, rows_with_a_key
 
-dense = partial(samples.dense, attend, SIDES)
+dense = partial(batched.dense, attend, WINDOW_ARGS)
 prefix_kv = partial(prefix_into, dense)
 spans = partial(spans_into, dense)
-mask = partial(samples.mask, attend)
+mask = partial(batched.mask, attend)
 
 
 def key_padding(
@@ -33,16 +33,17 @@ def key_padding(
     options: tuple[object, ...],
 ) -> Result:
     """Prefixes of the keys where they are, by their lengths on the host; causal, windows of the same queries only."""
-    samples.no_softcap(softcap)
+    batched.no_softcap(softcap)
     assert meta.lengths is not None
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     queries, lengths = q.shape[1], meta.lengths
     rows = lengths if meta.queries != "all" else tuple(queries if kept else 0 for kept in lengths)
-    left, right = sides(causal, window)
+    left, right = window_sides(causal, window)
     result, lse = attend(
         q, k, v, scale=scale, need_lse=need_lse, actual_seq_lengths=list(rows), actual_seq_lengths_kv=list(lengths),
-        **sparse(queries, k.shape[1], left, right, q.device, SIDES),
+        **sparse_mode_args(queries, k.shape[1], left, right, q.device, WINDOW_ARGS),
     )  # fmt: skip
-    unseeing = derived(meta, ("unseeing", queries), lambda: unseeing_rows([(0, n) for n in rows], queries, q.device))
-    return blanked(result, lse, unseeing, out)
+    kept = derived(meta, ("with a key", queries), lambda: rows_with_a_key([(0, n) for n in rows], queries, q.device))
+    blank(result, lse, kept)
+    return written(out, result), lse

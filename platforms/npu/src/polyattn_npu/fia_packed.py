@@ -7,33 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyattn.vendor import (
-    PackedMeta,
-    Result,
-    Window,
-    derived,
-    document_loop,
-    empty_attention,
-    positive_scale,
-    varlen,
-    written,
-)
-from polyattn_npu import cann
-from polyattn_npu.bands import sides, sparse
-from polyattn_npu.documents import Documents, documents_of, put_back, taken
+from polyattn.vendor import PackedMeta, Result, derived, document_loop, varlen
+from polyattn_npu import cann, documents
+from polyattn_npu.bands import sparse_mode_args
+from polyattn_npu.batched import no_softcap
+from polyattn_npu.documents import Documents
 from polyattn_npu.fia_forward import dense
-from polyattn_npu.fia_operator import SIDES, attend, attend_packed
-from polyattn_npu.fia_rows import gathered, places, spread
-from polyattn_npu.samples import no_softcap
-
-
-class Spread(NamedTuple):
-    """Documents as a padded batch: their lengths, and the places of their rows and keys in it."""
-
-    lengths_q: tuple[int, ...]
-    lengths_k: tuple[int, ...]
-    places_q: torch.Tensor
-    places_k: torch.Tensor
+from polyattn_npu.fia_operator import WINDOW_ARGS, attend, attend_packed
+from polyattn_npu.padded_rows import pad_rows, places, unpad_rows
 
 
 def packed(
@@ -43,67 +24,53 @@ def packed(
     out: torch.Tensor | None,
     *,
     meta: PackedMeta,
-    causal: bool,
-    scale: float,
-    window: Window,
     softcap: float,
-    need_lse: bool,
     options: tuple[object, ...],
+    **call: Any,
 ) -> Result:
     """Documents of lengths that the host knows; a single one runs on views."""
     no_softcap(softcap)
     if meta.fixed and meta.lengths_q is not None and len(meta.lengths_q) == 1:
-        return varlen.one_document(
-            dense, q, k, v, out, meta=meta, causal=causal, scale=scale, window=window, softcap=softcap,
-            need_lse=need_lse, options=options,
-        )  # fmt: skip
-    if scale <= 0.0:
-        q, scale = positive_scale(q, scale)
-    left, right = sides(causal, window)
-    seeing = documents_of(meta, left, right)
-    if not seeing.ends_q:
-        result, lse = empty_attention(q, k, v, need_lse)
-        return written(out, result), lse
-    total = q.shape[0]
-    q, k, v = (
-        taken(q, seeing.rows, seeing.ends_q[-1]),
-        taken(k, seeing.keys, seeing.ends_k[-1]),
-        taken(v, seeing.keys, seeing.ends_k[-1]),
-    )
-    asked = sparse(*seeing.longest, left, right, q.device, SIDES)
-    packs = cann.packed_fia(cann.installed())
-    if asked and packs.takes(str(q.dtype).removeprefix("torch."), q.shape[-1], len(seeing.ends_q)):
-        result, lse = attend_packed(
-            q, k, v, ends_q=seeing.ends_q, ends_k=seeing.ends_k, scale=scale, need_lse=need_lse, **asked
-        )
-    else:
-        layout = derived(meta, ("spread", left, right, seeing.ends_q, seeing.ends_k), lambda: _spread(seeing, q.device))
-        result, lse = _padded(q, k, v, seeing.longest, layout, scale=scale, need_lse=need_lse, **asked)
-    return put_back(result, lse, seeing, out, total)
+        return varlen.one_document(dense, q, k, v, out, meta=meta, softcap=softcap, options=options, **call)
+    return documents.packed(_attend, q, k, v, out, meta=meta, **call)
 
 
 packed_spans = partial(document_loop, dense)
 
 
-def _padded(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: tuple[int, int], layout: Spread, **asked: Any
+class PaddedPlaces(NamedTuple):
+    """Where packed rows and keys are in a padded batch."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    parts: Documents,
+    left: int | None,
+    right: int | None,
+    *,
+    scale: float,
+    need_lse: bool,
 ) -> Result:
-    """One sample a document, each by its lengths."""
-    batch = len(layout.lengths_q)
+    """A `documents.PackedOp`: packed where this process's CANN takes that, else one sample a document."""
+    op_args: dict[str, Any] = {"scale": scale, "need_lse": need_lse}
+    rule = sparse_mode_args(*parts.longest, left, right, q.device, WINDOW_ARGS)
+    known = cann.packed_fia(cann.installed())
+    if rule and known.takes(str(q.dtype).removeprefix("torch."), q.shape[-1], len(parts.ends_q)):
+        return attend_packed(q, k, v, ends_q=parts.ends_q, ends_k=parts.ends_k, **op_args, **rule)
+    where = derived(parts, "padded", lambda: _places(parts, q.device))
+    batch, (queries, keys) = len(parts.ends_q), parts.longest
     result, lse = attend(
-        spread(q, layout.places_q, batch, longest[0]), spread(k, layout.places_k, batch, longest[1]),
-        spread(v, layout.places_k, batch, longest[1]), actual_seq_lengths=list(layout.lengths_q),
-        actual_seq_lengths_kv=list(layout.lengths_k), **asked,
+        pad_rows(q, where.q, batch, queries), pad_rows(k, where.k, batch, keys), pad_rows(v, where.k, batch, keys),
+        actual_seq_lengths=list(parts.lengths_q), actual_seq_lengths_kv=list(parts.lengths_k), **op_args, **rule,
     )  # fmt: skip
-    return gathered(result, lse, layout.places_q)
+    return unpad_rows(result, lse, where.q)
 
 
-def _spread(seeing: Documents, device: torch.device) -> Spread:
-    lengths_q, lengths_k = _lengths(seeing.ends_q), _lengths(seeing.ends_k)
-    return Spread(
-        lengths_q, lengths_k, places(lengths_q, seeing.longest[0], device), places(lengths_k, seeing.longest[1], device)
-    )
-
-
-def _lengths(ends: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(end - start for start, end in zip((0, *ends), ends, strict=False))
+def _places(parts: Documents, device: torch.device) -> PaddedPlaces:
+    queries, keys = parts.longest
+    return PaddedPlaces(places(parts.lengths_q, queries, device), places(parts.lengths_k, keys, device))

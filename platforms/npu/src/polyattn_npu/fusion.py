@@ -11,16 +11,16 @@ from polyattn_npu.op_limits import ARCHS, DTYPES, FUSION_HEAD_DIMS, HINT, beyond
 #: The first torch-npu release whose op states the order of a packed call's statistics, and the CANN that it needs.
 TORCH_NPU_ORDERS, CANN_ORDERS = (2, 9), (8, 3)
 
-_SAMPLES, _PACKED = "polyattn_npu.fusion_forward", "polyattn_npu.fusion_packed"
+_FORWARD = "polyattn_npu.fusion_forward"
 #: A slot, the kinds that it takes, and what binds it to one shape.
 _SLOTS = (
-    (f"{_SAMPLES}:dense", frozenset({"dense"}), f"{_SAMPLES}:bound_dense"),
-    (f"{_SAMPLES}:prefix_kv", frozenset({"prefix_kv"}), ""),
-    (f"{_PACKED}:key_padding", frozenset({"key_padding"}), ""),
-    (f"{_PACKED}:packed", frozenset({"packed"}), ""),
-    (f"{_SAMPLES}:mask", frozenset({"mask", "bias"}), ""),
-    (f"{_SAMPLES}:spans", frozenset({"spans"}), ""),
-    (f"{_PACKED}:packed_spans", frozenset({"packed", "spans"}), ""),
+    (f"{_FORWARD}:dense", frozenset({"dense"}), f"{_FORWARD}:bound_dense"),
+    (f"{_FORWARD}:prefix_kv", frozenset({"prefix_kv"}), ""),
+    (f"{_FORWARD}:key_padding", frozenset({"key_padding"}), ""),
+    (f"{_FORWARD}:packed", frozenset({"packed"}), ""),
+    (f"{_FORWARD}:mask", frozenset({"mask", "bias"}), ""),
+    (f"{_FORWARD}:spans", frozenset({"spans"}), ""),
+    (f"{_FORWARD}:packed_spans", frozenset({"packed", "spans"}), ""),
 )
 
 

@@ -1,8 +1,4 @@
-"""`npu:laser`: MindIE-SD's ascend_laser_attention, float16 all the way; its limits, and what its inputs are divided by.
-
-The op stores unscaled scores in float16: one beyond 65504 makes its rows NaN. Keys that its last block of 256 lacks get
-a score of -60000 before the scale, which hides them only beside scores that are well above it.
-"""
+"""`npu:laser`: MindIE-SD's ascend_laser_attention, float16 all the way: what it takes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,20 +6,26 @@ import math
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot
+from polyattn_npu import laser_range
+from polyattn_npu.detection import FA_TYPE
+from polyattn_npu.laser_range import (
+    BELOW,
+    BLOCK,
+    LARGEST,
+    LARGEST_SCALE,
+    MOST_ROWS,
+    TAIL,
+    input_scale,
+    largest_score,
+    least_scale,
+    positive,
+)
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
-from polyattn_npu.options import FA_TYPE, LASER, NpuOptions, asked_of
+from polyattn_npu.options import LASER, NpuOptions, asked_of
 
-#: Device classes that have it, and the rows between which MindIE-SD runs it.
+#: Device classes that have it.
 ARCHS = ("A2", "A3")
-LEAST_ROWS, MOST_ROWS, BLOCK = 2048, 128 * 1024, 256
-#: The largest factor by which inputs are divided: beyond it a value of 1 leaves float16's normal range.
-LARGEST_SCALE = 2**14
-
-#: The largest float16, and how much rounding q and k to it may lengthen their product.
-_LARGEST, _ROUNDED = 65504.0, (1 + 2**-11) ** 2
-#: The score of keys that are not there, and by how much the others must exceed it, once scaled: exp(-32) is 1e-14.
-_TAIL, _BELOW = -60000.0, 32.0
 
 _FORWARD = "polyattn_npu.laser_forward"
 
@@ -56,39 +58,6 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     )
 
 
-def input_scale(asked: NpuOptions, head_dim: int, keys: int, scale: float) -> int:
-    """What q, k and v are divided by: as stated; else the least that the declared range needs; else 1."""
-    if asked.laser_input_scale is not None:
-        return asked.laser_input_scale
-    if asked.laser_max_abs is None:
-        return 1
-    return _least_scale(asked.laser_max_abs, head_dim, keys, scale)
-
-
-def _least_scale(max_abs: float, head_dim: int, keys: int, scale: float) -> int:
-    """The smallest power of two that keeps every score within float16 and above the missing keys'."""
-    factor = 1
-    while factor < 2 * LARGEST_SCALE and not _fits(largest_score(max_abs / factor, head_dim), keys, scale, factor):
-        factor *= 2
-    return factor
-
-
-def largest_score(max_abs: float, head_dim: int) -> float:
-    """The largest unscaled score of q and k whose entries are no larger, once rounded to float16."""
-    return head_dim * max_abs * max_abs * _ROUNDED
-
-
-def _fits(score: float, keys: int, scale: float, factor: int) -> bool:
-    if score > _LARGEST:
-        return False
-    return keys % BLOCK == 0 or (-score - _TAIL) * _positive(scale) * factor * factor >= _BELOW
-
-
-def _positive(scale: float) -> float:
-    """The scale that the op gets, for one that is not positive too."""
-    return abs(scale) or 1.0
-
-
 def _of_options(machine: Machine, asked: NpuOptions) -> tuple[str, ...]:
     reasons = []
     if asked.op_type not in (None, LASER):
@@ -115,10 +84,10 @@ def _rows(request: Request) -> tuple[int, int]:
 def _of_rows(request: Request) -> tuple[str, ...]:
     reasons = []
     queries, keys = _rows(request)
-    if min(queries, keys) < LEAST_ROWS:
+    if min(queries, keys) < laser_range.LEAST_ROWS:
         reasons.append(
-            f"{queries} queries and {keys} keys: below {LEAST_ROWS} of either MindIE-SD runs fused_attn_score instead, "
-            "which is npu:mindie's"
+            f"{queries} queries and {keys} keys: below {laser_range.LEAST_ROWS} of either MindIE-SD runs "
+            "fused_attn_score instead, which is npu:mindie's"
         )
     if max(queries, keys) > MOST_ROWS:
         reasons.append(f"{queries} queries and {keys} keys are more than the {MOST_ROWS} rows that it takes")
@@ -134,12 +103,12 @@ def _of_range(request: Request, asked: NpuOptions) -> tuple[str, ...]:
     keys = _rows(request)[1] if request.structure_kind != "packed" else 1  # how many of a document is not known here
     factor = input_scale(asked, request.head_dim, keys, request.scale)
     if asked.laser_max_abs is not None:
-        least = _least_scale(asked.laser_max_abs, request.head_dim, keys, request.scale)
+        least = least_scale(asked.laser_max_abs, request.head_dim, keys, request.scale)
         if factor < least <= LARGEST_SCALE:
             most = largest_score(asked.laser_max_abs / factor, request.head_dim)
             return (
                 f"laser_max_abs={asked.laser_max_abs} with laser_input_scale={factor} lets a score reach {most:.3g}, "
-                f"beyond float16's range ({_LARGEST:.0f}, or {-_TAIL:.0f} beside keys that a block lacks): "
+                f"beyond float16's range ({LARGEST:.0f}, or {-TAIL:.0f} beside keys that a block lacks): "
                 f"laser_input_scale={least} suffices",
             )
         factor = max(factor, least)
@@ -148,8 +117,8 @@ def _of_range(request: Request, asked: NpuOptions) -> tuple[str, ...]:
             f"inputs divided by more than {LARGEST_SCALE} (laser_input_scale, laser_max_abs) leave float16's normal "
             "range: use npu:fusion or npu:mindie, which score in float32",
         )
-    if keys % BLOCK and -_TAIL * _positive(request.scale) * factor * factor < _BELOW:
-        least = 2 ** math.ceil(math.log2(_BELOW / -_TAIL / _positive(request.scale)) / 2)
+    if keys % BLOCK and -TAIL * positive(request.scale) * factor * factor < BELOW:
+        least = 2 ** math.ceil(math.log2(BELOW / -TAIL / positive(request.scale)) / 2)
         return (
             f"scale {request.scale} is so small that keys which the last block of {BLOCK} lacks would take part: "
             f"a multiple of {BLOCK} keys, or laser_input_scale={least}, avoids it",

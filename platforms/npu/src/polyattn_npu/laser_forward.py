@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from polyattn.vendor import Result, Window, document_loop, positive_scale, prefix, warn, written
-from polyattn_npu import laser
-from polyattn_npu.laser import input_scale
+from polyattn_npu import laser_range
+from polyattn_npu.laser_range import input_scale
 from polyattn_npu.mindie_forward import only_plain, undisturbed
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import LASER, asked_of
@@ -32,7 +32,7 @@ def dense(
     """Every query over every key. MindIE-SD runs fused_attn_score for what is too short, as a document may be."""
     only_plain(causal, window, softcap, need_lse)
     undisturbed(LASER)
-    if min(q.shape[1], k.shape[1]) < laser.LEAST_ROWS:  # a length that routing does not know
+    if min(q.shape[1], k.shape[1]) < laser_range.LEAST_ROWS:  # a length that routing does not know
         _tell_once()
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
@@ -50,7 +50,7 @@ def dense(
 @lru_cache(maxsize=1)
 def _tell_once() -> None:
     warn(
-        f"npu:laser was given a document of fewer than {laser.LEAST_ROWS} rows, which MindIE-SD runs as "
+        f"npu:laser was given a document of fewer than {laser_range.LEAST_ROWS} rows, which MindIE-SD runs as "
         "fused_attn_score: npu:fusion and npu:mindie take such documents"
     )
 

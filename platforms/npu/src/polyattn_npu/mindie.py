@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_padding
 from polyattn_npu import op_limits
-from polyattn_npu.mindie_forward import LAYOUT, automatic_op
+from polyattn_npu.detection import FA_TYPE
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
-from polyattn_npu.options import FA_TYPE, LASER, NpuOptions, asked_of
+from polyattn_npu.options import LASER, LAYOUT, NpuOptions, asked_of, automatic_op
 
 #: Device classes that MindIE-SD knows; it calls others an invalid platform.
 ARCHS = ("310P", *op_limits.ARCHS)
 
 #: What runs here of what MindIE-SD calls op types.
 _OPS = ("fused_attn_score", "prompt_flash_attn")
-_FORWARD, _VARLEN = "polyattn_npu.mindie_forward", "polyattn_npu.mindie_varlen"
+_FORWARD, _PACKED = "polyattn_npu.mindie_forward", "polyattn_npu.mindie_packed"
 #: Kinds that run through attention_forward_varlen, which takes no op type and reads no variable.
 _BY_BOUNDARIES = frozenset({"packed", "key_padding"})
 
@@ -28,8 +28,8 @@ def backend() -> Backend:
         (
             Slot(f"{_FORWARD}:dense", features),
             Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
-            Slot(f"{_VARLEN}:packed", replace(features, kinds=frozenset({"packed"}), causal=True)),
-            Slot(f"{_VARLEN}:key_padding", replace(features, kinds=frozenset({"key_padding"}), causal=True)),
+            Slot(f"{_PACKED}:packed", replace(features, kinds=frozenset({"packed"}), causal=True)),
+            Slot(f"{_PACKED}:key_padding", replace(features, kinds=frozenset({"key_padding"}), causal=True)),
             Slot(f"{_FORWARD}:mask", replace(features, kinds=frozenset({"mask"}), causal=True, window=True)),
         ),
         requires=REQUIRES,

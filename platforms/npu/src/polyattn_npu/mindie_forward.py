@@ -10,16 +10,9 @@ import torch
 
 from polyattn.vendor import MaskMeta, Result, Window, derived, masked, positive_scale, prefix, written
 from polyattn_npu import detection
+from polyattn_npu.detection import FA_TYPE
 from polyattn_npu.mindie_package import package
-from polyattn_npu.options import FA_TYPE, NpuOptions, asked_of
-
-#: Our own, in which the op gets the tensors as they are.
-LAYOUT = "BSND"
-
-
-def automatic_op(arch: str) -> str:
-    """The op that MindIE-SD has for a device class."""
-    return "prompt_flash_attn" if arch == "310P" else "fused_attn_score"
+from polyattn_npu.options import LAYOUT, NpuOptions, asked_of, automatic_op
 
 
 def attend(
@@ -117,7 +110,7 @@ def mask(
         assert mask is not None
         shaped = derived(meta, key, lambda: exact(mask, batch, queries))
         result = attend(q, k, v, keep=shaped.keep, scale=scale, options=options)
-        return result.masked_fill(shaped.blind, 0.0), None
+        return result.masked_fill(shaped.fully_masked, 0.0), None
 
     return masked(under, _own_dtype, q, k, v, out, meta=meta, causal=causal, window=window, options=options, **call)
 
@@ -126,19 +119,19 @@ class ExactMask(NamedTuple):
     """A mask as the op takes it.
 
     keep   bool [B,H|1,Sq,Sk] or [1,1,Sq,Sk], a view where rows are shared
-    blind  bool [B|1,Sq,H|1,1]: rows that see nothing
+    fully_masked  bool [B|1,Sq,H|1,1]: rows that see nothing
     """
 
     keep: torch.Tensor
-    blind: torch.Tensor
+    fully_masked: torch.Tensor
 
 
 def exact(mask: torch.Tensor, batch: int, queries: int) -> ExactMask:
     """From bool [B|1,H|1,Sq|1,Sk]: the op broadcasts nothing but a mask that all samples and heads share."""
     samples = 1 if mask.shape[0] == 1 and mask.shape[1] == 1 else batch
     keep = mask.expand(samples, mask.shape[1], queries, mask.shape[3])
-    blind = mask.any(dim=-1, keepdim=True).logical_not().expand(-1, -1, queries, -1)
-    return ExactMask(keep, blind.transpose(1, 2))
+    fully_masked = mask.any(dim=-1, keepdim=True).logical_not().expand(-1, -1, queries, -1)
+    return ExactMask(keep, fully_masked.transpose(1, 2))
 
 
 def only_plain(causal: bool, window: Window, softcap: float, need_lse: bool) -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from polyattn.vendor import Machine, Requires
-from polyattn_npu.detection import has_installed
+from polyattn_npu.detection import PLUGIN_VARIANT, has_installed
 
 PACKAGE = "mindiesd"
 #: Our backends over it.
 BACKENDS = ("mindie", "laser", "quant")
-_VARIANT = "MINDIESD_PLUGIN_VARIANT"
 
 #: What mindiesd imports, the last two without declaring it.
 REQUIRES = (
@@ -30,6 +29,10 @@ REQUIRES = (
 )
 #: The name, among a machine's build facts, of the torch releases ("2.13") that its mindiesd has plugins for.
 PLUGINS = "mindiesd_plugins"
+#: Its function for quantised calls: 3.1.0 has none, newer builds do.
+FUNCTION = "quant_attention"
+#: All that it may take, and the name among a machine's build facts of what it does; none where the build lacks it.
+PRECISIONS, QUANT_FACT = ("fp8", "mxfp8", "mxfp4"), "mindiesd_quant_attention"
 
 
 @lru_cache(maxsize=1)
@@ -67,11 +70,12 @@ def without_plugin(machine: Machine) -> tuple[str, ...]:
     if plugins is None and has_installed(machine, PACKAGE):
         plugins = _plugins()
     torch = ".".join(machine.versions.get("torch", "").split(".")[:2])
-    if not plugins or not torch or torch in plugins or machine.env.get(_VARIANT):
+    if not plugins or not torch or torch in plugins or machine.env.get(PLUGIN_VARIANT):
         return ()
     have = machine.versions.get(PACKAGE, "")
     return (
-        f"{PACKAGE} {have} has plugins for torch {', '.join(plugins)}, and this is {torch} ({_VARIANT} forces one)",
+        f"{PACKAGE} {have} has plugins for torch {', '.join(plugins)}, and this is {torch} "
+        f"({PLUGIN_VARIANT} forces one)",
     )
 
 
@@ -85,3 +89,43 @@ def _plugins() -> tuple[str, ...]:
     if not table.is_file():
         return ()
     return tuple(runpy.run_path(str(table)).get("SUPPORTED_TORCH_PLUGIN_VARIANTS", ()))
+
+
+def without_precision(precision: str, machine: Machine) -> tuple[str, ...]:
+    """Why the machine's MindIE-SD cannot run this precision.
+
+    It is imported to find out, unless the machine states it: neither a release nor a file tells what a build has.
+    """
+    known = machine.build_facts.get(QUANT_FACT)
+    have = machine.versions.get(PACKAGE, "")
+    if known is None:
+        if not has_installed(machine, PACKAGE):
+            return ()  # a described machine that does not state it
+        failure = import_failure()
+        if failure:
+            return (failure,)
+        known = _taken()
+    if not known:
+        return (f"{PACKAGE} {have} has no {FUNCTION}: it came after 3.1.0, install a build of MindIE-SD that has it",)
+    if precision not in known:
+        return (f"the {FUNCTION} of {PACKAGE} {have} takes {', '.join(known)}, not {precision}",)
+    return ()
+
+
+@lru_cache(maxsize=1)
+def _taken() -> tuple[str, ...]:
+    """The precisions that the imported one takes: it refuses an unknown one before it looks at anything else."""
+    function = getattr(package(), FUNCTION, None)
+    if function is None:
+        return ()
+    unknown = _refusal(function, "?")
+    return tuple(name for name in PRECISIONS if _refusal(function, name) != unknown)
+
+
+def _refusal(function: Any, precision: str) -> str:
+    """What it says to no tensors in this precision, whatever the precision is called."""
+    try:
+        function(None, None, None, precision=precision)
+    except Exception as error:  # ValueError of a build, AttributeError of another
+        return f"{type(error).__name__}: {error}".replace(repr(precision), "")
+    return ""

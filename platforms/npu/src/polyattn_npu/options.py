@@ -1,4 +1,4 @@
-"""NpuOptions: what a caller may ask of Ascend's backends beside the attention itself."""
+"""NpuOptions: what a caller may ask of Ascend's backends beside the attention itself, and what runs without."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from polyattn.vendor import Options
+from polyattn_npu.detection import FA_TYPE
 
 LASER = "ascend_laser_attention"
 OP_TYPES = ("fused_attn_score", "prompt_flash_attn", LASER)
 OP_LAYOUTS = ("BNSD", "BSND", "BSH")
 OPT_MODES = ("manual", "static", "runtime")
-#: The variable by which MindIE-SD itself overrides the op of its manual mode, at every call.
-FA_TYPE = "MINDIE_SD_FA_TYPE"
+#: The layout where none is asked for: in it the op gets the tensors as they are.
+LAYOUT = "BSND"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class NpuOptions(Options):
             )
         if self.laser_max_abs is not None and not _is_bound(self.laser_max_abs):
             raise ValueError(f"NpuOptions.laser_max_abs: a finite number above 0 is needed, got {self.laser_max_abs!r}")
+
+
+def automatic_op(arch: str) -> str:
+    """The op type that MindIE-SD has for a device class."""
+    return "prompt_flash_attn" if arch == "310P" else "fused_attn_score"
 
 
 @lru_cache(maxsize=256)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot
-from polyattn_npu.mindie_package import REQUIRES, without_plugin
+from polyattn_npu.mindie_package import PRECISIONS, REQUIRES, without_plugin, without_precision
 from polyattn_npu.op_limits import DTYPES, not_on_this_chip
 from polyattn_npu.options import asked_of
-from polyattn_npu.quant_package import without_precision
 
-#: What it takes, of a build that has all.
-PRECISIONS = ("fp8", "mxfp8", "mxfp4")
 #: The device class that has it: Ascend 950.
 ARCHS = ("A5",)
 #: Powers of two, for the rotation; whole groups of 32. mxfp4 takes twice as much where it fills keys up.

@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import pad
 
 from polyattn.vendor import Quant, Result, Window, positive_scale, prefix, written
-from polyattn_npu.mindie_forward import LAYOUT, only_plain
+from polyattn_npu.mindie_forward import only_plain
 from polyattn_npu.mindie_package import package
-from polyattn_npu.options import asked_of
+from polyattn_npu.options import LAYOUT, asked_of
 from polyattn_npu.quant_rotation import rotation
 
 #: mxfp8 packs samples and groups this many values along them: a group must not reach into the next sample.

@@ -11,7 +11,7 @@ import torch
 import polyattn as pa
 from polyattn.reference import reference_attention
 from polyattn.testing.compare import CEILINGS
-from polyattn_npu import fia_operator, fusion_operator
+from polyattn_npu import fia_operator, fusion_forward
 
 DEVICE = "npu"
 #: The backends of this folder's tests; None is automatic choice.
@@ -73,7 +73,7 @@ def refused(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **g
 def record(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """What is asked of the two ops from now on: their arguments by name, beside the tensors q, k and v."""
     asked: Asked = []
-    for module in (fusion_operator, fia_operator):
+    for module in (fusion_forward, fia_operator):
         monkeypatch.setattr(module, "_operator", _recording(module._operator(), asked))
     return asked
 

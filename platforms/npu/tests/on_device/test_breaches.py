@@ -10,7 +10,7 @@ import torch
 
 import polyattn as pa
 from platforms.npu.tests.on_device.here import DEVICE, assert_near, drawn, exact, qkv
-from polyattn_npu import fusion_operator, samples
+from polyattn_npu import batched, fusion_forward
 
 pytestmark = [pytest.mark.npu, pytest.mark.emulated]
 
@@ -31,8 +31,8 @@ def attend(**given: Any) -> None:
 
 def asked_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """The op is asked what `change` makes of the arguments."""
-    op = fusion_operator._operator()
-    monkeypatch.setattr(fusion_operator, "_operator", lambda: lambda **asked: op(**change(asked)))
+    op = fusion_forward._operator()
+    monkeypatch.setattr(fusion_forward, "_operator", lambda: lambda **asked: op(**change(asked)))
 
 
 def test_a_mask_of_the_other_polarity_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_mask_of_the_other_polarity_is_a_wrong_answer(monkeypatch: pytest.Monk
 
 
 def test_a_mask_that_is_not_whole_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "_hidden", lambda meta, *size: meta.keep.logical_not())
+    monkeypatch.setattr(batched, "_hidden", lambda meta, *size: meta.keep.logical_not())
     with pytest.raises(RuntimeError, match="561103"):
         attend(structure=pa.Mask.keys(KEEP))
 

@@ -130,7 +130,7 @@ def test_documents_are_one_call_by_their_ends_without_the_leading_0(monkeypatch:
     ]
 
 
-def test_a_document_with_more_queries_than_keys_is_causal_without_its_blind_rows(monkeypatch) -> None:
+def test_a_document_with_more_queries_than_keys_is_causal_without_its_fully_masked_rows(monkeypatch) -> None:
     asked = record(monkeypatch)
     out = assert_right("fusion", *qkv((9,)), structure=pa.Packed.from_lengths([2, 3, 4], [3, 1, 5]), causal=True)
     assert (asked[0]["actual_seq_qlen"], asked[0]["actual_seq_kvlen"]) == ([2, 3, 7], [3, 4, 9])

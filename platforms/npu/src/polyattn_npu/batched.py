@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from polyattn.vendor import MaskMeta, Result, Window, derived, empty_attention, positive_scale, under_positions, written
-from polyattn_npu.bands import Sides, band_of, sides, sparse
+from polyattn_npu.bands import WindowArgs, band_of, sparse_mode_args, window_sides
 
 #: `inner_precise`: a row whose mask hides every key gives 0, else the mean of V.
 EMPTY_ROWS_ARE_ZERO = 2
@@ -19,16 +19,16 @@ NEG_INF = float("-inf")
 
 
 class Attend(Protocol):
-    """An op on samples [B,S,H,D]: out [B,Sq,H,Dv], lse [B,H,Sq] | None, some number where a row sees nothing."""
+    """An op on samples [B,S,H,D]: out [B,Sq,H,Dv], lse [B,H,Sq] | None, some number where a row has no key."""
 
     def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, need_lse: bool, **asked: Any
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, need_lse: bool, **op_args: Any
     ) -> Result: ...
 
 
 def dense(
     attend: Attend,
-    names: Sides,
+    names: WindowArgs,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -46,17 +46,17 @@ def dense(
     no_softcap(softcap)
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    left, right = sides(causal, window)
+    left, right = window_sides(causal, window)
     if left is None and (right is None or right == 0):
-        result, lse = _below_diagonal(attend, names, q, k, v, right, scale, need_lse)
+        result, lse = _plain_or_causal(attend, names, q, k, v, right, scale, need_lse)
     else:
         result, lse = _in_band(attend, names, q, k, v, left, right, scale, need_lse)
     return written(out, result), lse
 
 
-def _below_diagonal(
+def _plain_or_causal(
     attend: Attend,
-    names: Sides,
+    names: WindowArgs,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -64,21 +64,21 @@ def _below_diagonal(
     scale: float,
     need_lse: bool,
 ) -> Result:
-    """Plain or causal. The op itself zeroes the rows that see nothing, the first ones of more queries than keys."""
+    """Plain or causal. The op itself zeroes fully masked rows, the first ones of more queries than keys."""
     queries, keys = q.shape[1], k.shape[1]
-    blind = 0 if right is None else max(0, queries - keys)
-    asked = sparse(queries, keys, None, right, q.device, names)
-    if blind:
-        asked["inner_precise"] = EMPTY_ROWS_ARE_ZERO
-    result, lse = attend(q, k, v, scale=scale, need_lse=need_lse, **asked)
-    if blind and lse is not None:
-        lse.narrow(2, 0, blind).fill_(NEG_INF)
+    masked_rows = 0 if right is None else max(0, queries - keys)
+    op_args = sparse_mode_args(queries, keys, None, right, q.device, names)
+    if masked_rows:
+        op_args["inner_precise"] = EMPTY_ROWS_ARE_ZERO
+    result, lse = attend(q, k, v, scale=scale, need_lse=need_lse, **op_args)
+    if masked_rows and lse is not None:
+        lse.narrow(2, 0, masked_rows).fill_(NEG_INF)
     return result, lse
 
 
 def _in_band(
     attend: Attend,
-    names: Sides,
+    names: WindowArgs,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -87,7 +87,7 @@ def _in_band(
     scale: float,
     need_lse: bool,
 ) -> Result:
-    """A window, of the rows that see a key and the keys that some row sees: 0 times a hidden NaN would be NaN."""
+    """A window, of the rows with a key and the keys that some row sees: 0 times a hidden NaN would be NaN."""
     queries = q.shape[1]
     band = band_of(queries, k.shape[1], left, right)
     if band is None:
@@ -95,7 +95,7 @@ def _in_band(
     result, lse = attend(
         q.narrow(1, band.q_start, band.queries), k.narrow(1, band.k_start, band.keys),
         v.narrow(1, band.k_start, band.keys), scale=scale, need_lse=need_lse,
-        **sparse(band.queries, band.keys, band.left, band.right, q.device, names),
+        **sparse_mode_args(band.queries, band.keys, band.left, band.right, q.device, names),
     )  # fmt: skip
     if band.queries < queries:
         around = (band.q_start, queries - band.q_stop)
@@ -126,13 +126,17 @@ def mask(
     meta, q, k, v = under_positions(meta, q, k, v, causal, window)
     batch, queries, heads = q.shape[:3]
     hidden = derived(meta, ("hidden", batch, queries, heads), lambda: _hidden(meta, batch, queries, heads))
-    asked: dict[str, Any] = {"atten_mask": hidden, "sparse_mode": 1, "inner_precise": EMPTY_ROWS_ARE_ZERO}
+    op_args: dict[str, Any] = {"atten_mask": hidden, "sparse_mode": 1, "inner_precise": EMPTY_ROWS_ARE_ZERO}
     if meta.bias is not None:
         size = (batch, heads, queries)
-        asked["pse"] = derived(meta, ("pse", *size, scale, q.dtype), lambda: _before_scale(meta, size, scale, q.dtype))
-    result, lse = attend(q, k, v, scale=scale, need_lse=need_lse, **asked)
+        op_args["pse"] = derived(
+            meta, ("pse", *size, scale, q.dtype), lambda: _before_scale(meta, size, scale, q.dtype)
+        )
+    result, lse = attend(q, k, v, scale=scale, need_lse=need_lse, **op_args)
     if lse is not None:
-        lse = lse.masked_fill(derived(meta, ("blind", batch, queries, heads), lambda: hidden.all(dim=-1)), NEG_INF)
+        lse = lse.masked_fill(
+            derived(meta, ("fully masked", batch, queries, heads), lambda: hidden.all(dim=-1)), NEG_INF
+        )
     return written(out, result), lse
 
 
