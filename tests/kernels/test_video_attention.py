@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyattn as pa
 from polyattn.backends.triton_video import video_tiles
@@ -159,3 +160,16 @@ def test_random_small_grids(device: str, seed: int) -> None:
     q, k, v, gate = _inputs(device, torch.float32, structure.layout.rows, heads=2, kv_heads=number(1, 2))
     weight = gate if number(0, 1) else None
     _agree(_by_slot(q, k, v, structure, weight, 0.5), q, k, v, structure, weight, 0.5)
+
+
+def test_nothing_is_read_on_the_host() -> None:
+    """Fake tensors of a device hold no data, so that any look at it would raise."""
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, 50, heads, 32, device="cuda", dtype=torch.bfloat16) for heads in (4, 2, 2))
+        structure = pa.VideoTiles(pa.VideoLayout((2, 4, 5), prefix=(7,), used=47), (2, 2, 4), topk=2)
+        meta = structure.bind(q.device, q.shape, k.shape).with_gate(torch.empty_like(q))
+        rules: dict[str, Any] = {"causal": False, "window": None, "softcap": 0.0, "options": ()}
+        out, lse = video_tiles(q, k, v, None, meta=meta, scale=0.3, need_lse=True, **rules)
+        assert lse is not None
+        assert (out.shape, lse.shape) == (q.shape, (2, 4, 50))
+        assert out.device.type == lse.device.type == "cuda"
