@@ -9,9 +9,11 @@
 #   make clean                remove all that these targets made
 #
 # PYTHON chooses the interpreter the environment is made with: make test PYTHON=python3.12
+# JOBS is how many tests run at a time, one a core if not said: make test JOBS=1
 # PIP_FIND_LINKS, as pip reads it, adds a folder or page of wheels, such as CPU builds of torch.
 
 PYTHON  ?= python3
+JOBS    ?= auto
 VENV    := .venv
 RUN     := $(VENV)/bin/python
 PIP     := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints/torch.txt -c constraints/tools.txt
@@ -25,7 +27,7 @@ demo: $(READY)
 	$(VENV)/bin/polyattn demo $(ARGS)
 
 test: $(READY)
-	EMULATED_PACKAGES=$(abspath $(VENV))/emulated $(RUN) -m pytest $(ARGS)
+	EMULATED_PACKAGES=$(abspath $(VENV))/emulated $(RUN) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: $(READY)
 	$(RUN) -m ruff check .

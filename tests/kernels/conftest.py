@@ -76,6 +76,13 @@ def _in_child(item: pytest.Item) -> bool:
     return bool(getattr(module.obj, "INTERPRETED", True))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that one child runs stay on one of the workers that `make test` distributes them over."""
+    for item in items:
+        if _in_child(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 class _Twins:
     """What the selected tests did in their child processes."""
 
@@ -84,7 +91,7 @@ class _Twins:
         self.found: dict[Path, dict[str, tuple[str, str]]] = {}
         for item in items:
             if _in_child(item):
-                self.selected.setdefault(item.path, []).append(item.nodeid)
+                self.selected.setdefault(item.path, []).append(item.nodeid.removesuffix(f"@{item.path.name}"))
 
     def outcome(self, item: pytest.Item) -> tuple[str, str]:
         if item.path not in self.found:
