@@ -170,11 +170,11 @@ class _Attention(torch.autograd.Function):
         asked = ctx.asked
         check(asked.bias is None, "the gradient of a bias is not emulated")
         flat, parts = ctx.layout(q, k, v)
-        rows = (t if t.dim() == 3 else t.flatten(0, 1) for t in (k, v))
+        rows_k, rows_v = (t if t.dim() == 3 else t.flatten(0, 1) for t in (k, v))
+        dout = dout.contiguous().view(*flat.shape[:-1], -1)
         grads = ck.backward(
-            dout.contiguous().view(*flat.shape[:-1], -1), flat, *rows, parts, asked.scores, asked.max_q, asked.max_k,
-            deterministic=ctx.deterministic,
-        )  # fmt: skip
+            dout, flat, rows_k, rows_v, parts, asked.scores, asked.max_q, asked.max_k, deterministic=ctx.deterministic
+        )
         dq, dk, dv = (grad.view(t.shape) for grad, t in zip(grads, (q, k, v), strict=True))
         return dq, dk, dv, None, None, None, None
 

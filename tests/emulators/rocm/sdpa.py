@@ -41,8 +41,7 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """q [B,H,Sq,D], k [B,Hk,Sk,D], v [B,Hk,Sk,Dv] -> out [B,H,Sq,Dv]."""
     counts[kernel(query, key, value, attn_mask, is_causal, enable_gqa)] += 1
-    named = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return _real(query, key, value, attn_mask, **named)
+    return _real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, causal: bool, gqa: bool) -> str:
