@@ -38,7 +38,7 @@ def emulators_of(backend: str) -> tuple[ModuleType, ...]:
 def machine(backend: str) -> Machine:
     """The device passed for, with what the backend's emulators stand for."""
     stack = current()
-    versions = {"torch": stack.torch, "xpu": "20261.1", "triton": "3.9.0", "pytorch-triton-xpu": "3.9.0"}
+    versions = {"torch": stack.torch, "xpu": "20261.1", "triton": "3.9.0", "triton-xpu": "3.9.0"}
     for emulator in emulators_of(backend):
         versions |= emulator.VERSIONS
     return Machine(
