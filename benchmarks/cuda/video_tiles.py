@@ -74,10 +74,11 @@ def sweep(volume: int, work: Work, asked: Asked, record: Record, clock: Clock) -
     record.missing.update({f"{volume}: {word(tile)}": why for tile, why in refused.items()})
     calls = {word(tile): called(work, tile) for tile in tiles if tile not in refused}
     want = next(iter(calls.values()))().float()
+    most = 0.05 * want.abs().max().item()
     first: dict[str, float] = {}
     for name, call in calls.items():
         error = (call().float() - want).abs().max().item()
-        if not error < 0.05:
+        if not error < most:
             record.missing[f"{volume}: {name}"] = f"wrong by {error}"
             continue
         first[name] = min(clock.samples(call, 2, 1, 0.0))
