@@ -7,7 +7,6 @@ device is named once a process, so that all scenes of one machine share one.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,9 +21,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-#: Folders with the vendor's real Python packages, where they are not installed.
-PACKAGES = "EMULATED_PACKAGES"
+from tests.emulators.npu.run_kit import PACKAGES, ROOT, environment, has_package
 
 
 def scenes_of(names: dict[str, object]) -> list[str]:
@@ -41,16 +38,12 @@ def passed(module: str, scene: str, **stack: str) -> None:
 @lru_cache
 def outcomes(module: str, stack: str) -> dict[str, str]:
     """Scene -> traceback, from one process for all scenes of the module on this machine."""
-    folders = list(filter(None, os.environ.get(PACKAGES, "").split(os.pathsep)))
-    if importlib.util.find_spec("mindiesd") is None and not any(Path(one, "mindiesd").is_dir() for one in folders):
+    if not has_package("mindiesd"):
         pytest.skip(f"mindiesd is not here (pip install --no-deps --target FOLDER mindiesd; {PACKAGES}=FOLDER)")
-    named = ("POLYATTN_", "MINDIE_", "MINDIESD_", "ASCEND_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(named)}
-    with tempfile.TemporaryDirectory() as home:
-        own = {"PYTHONPATH": os.pathsep.join((str(ROOT), *folders)), "HOME": home, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    with tempfile.TemporaryDirectory() as site:
         done = subprocess.run(
             [sys.executable, "-m", "platforms.npu.tests.mindie_scenes", module, stack],
-            env=clean | own, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
+            env=environment(Path(site), "2.13.0"), cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     told: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

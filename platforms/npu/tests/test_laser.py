@@ -117,9 +117,9 @@ def test_the_least_power_of_two_that_keeps_scores_finite(head_dim, max_abs) -> N
 
 
 def test_scores_stay_above_the_keys_that_a_block_lacks() -> None:
-    asked_of = NpuOptions(laser_max_abs=22.0)
-    assert input_scale(asked_of, 128, 4096, 0.1) == 1  # 61952 is finite
-    assert input_scale(asked_of, 128, 4100, 0.1) == 2  # but -61952 lies below -60000
+    stated = NpuOptions(laser_max_abs=22.0)
+    assert input_scale(stated, 128, 4096, 0.1) == 1  # 61952 is finite
+    assert input_scale(stated, 128, 4100, 0.1) == 2  # but -61952 lies below -60000
 
 
 def test_rounding_to_float16_is_counted() -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from polyattn_npu import NpuOptions
-from polyattn_npu.options import LASER, asked_of, asks_for_laser
+from polyattn_npu.options import LASER, asks_for_laser, npu_options
 
 
 def test_nothing_is_stated_by_default() -> None:
@@ -40,8 +40,8 @@ def test_a_wrong_value_is_named(given, words) -> None:
 
 def test_the_last_statement_of_a_field_counts() -> None:
     given = (NpuOptions(op_layout="BNSD", op_type=LASER), object(), NpuOptions(op_layout="BSND"))
-    assert asked_of(given) == NpuOptions(op_layout="BSND", op_type=LASER)
-    assert asked_of(()) == NpuOptions()
+    assert npu_options(given) == NpuOptions(op_layout="BSND", op_type=LASER)
+    assert npu_options(()) == NpuOptions()
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from pathlib import Path
-
 import pytest
 
 from platforms.npu.tests.recorded_paths import PATHS
 from platforms.npu.tests.reference_table import table, written
+from tests.emulators.npu.run_kit import has_package
 
 pytestmark = pytest.mark.emulated
 
 
-def _has_mindiesd() -> bool:
-    folders = filter(None, os.environ.get("EMULATED_PACKAGES", "").split(os.pathsep))
-    return importlib.util.find_spec("mindiesd") is not None or any(Path(one, "mindiesd").is_dir() for one in folders)
-
-
-@pytest.mark.skipif(not _has_mindiesd(), reason="mindiesd is not here (EMULATED_PACKAGES=FOLDER names where it is)")
+@pytest.mark.skipif(not has_package("mindiesd"), reason="mindiesd is not here (EMULATED_PACKAGES=FOLDER)")
 def test_the_table_is_what_is_recorded_now() -> None:
     assert written() == table(), "python -m platforms.npu.tests.reference_table writes it anew"
 

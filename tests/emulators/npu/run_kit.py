@@ -8,6 +8,7 @@ What passes here is our call into the vendor's ops and what we make of their ans
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -68,6 +69,12 @@ def run_kit(
         raise WorkerFailedError(f"{backend}: the worker ended with {done.returncode}\n{done.stderr or ''}")
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
+
+
+def has_package(name: str) -> bool:
+    """Whether a package of the vendor's is installed, or in a folder that `EMULATED_PACKAGES` names."""
+    folders = filter(None, os.environ.get(PACKAGES, "").split(os.pathsep))
+    return importlib.util.find_spec(name) is not None or any(Path(folder, name).is_dir() for folder in folders)
 
 
 def environment(site: Path, torch_npu: str) -> dict[str, str]:

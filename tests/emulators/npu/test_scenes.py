@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.emulators.npu.run_kit import PACKAGES, ROOT, environment
+from tests.emulators.npu.run_kit import PACKAGES, ROOT, environment, has_package
 
 pytestmark = pytest.mark.emulated
 
@@ -37,9 +35,7 @@ SCENES = [
 
 @pytest.mark.parametrize(("module", "scene", "stack", "package"), SCENES, ids=[f"{s[0]}-{s[1]}" for s in SCENES])
 def test_scenes(module: str, scene: str, stack: dict, package: str, tmp_path: Path) -> None:
-    folders = list(filter(None, os.environ.get(PACKAGES, "").split(os.pathsep)))
-    here = not package or importlib.util.find_spec(package) or any(Path(f, package).is_dir() for f in folders)
-    if not here:
+    if package and not has_package(package):
         pytest.skip(f"{package} is not here (pip install --no-deps --target FOLDER {package}; {PACKAGES}=FOLDER)")
     env = environment(tmp_path, stack.get("torch_npu", "2.13.0"))
     command = [sys.executable, "-m", f"{HERE}.scene", f"{HERE}.{module}", scene, json.dumps(stack)]

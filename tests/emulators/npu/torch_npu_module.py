@@ -41,6 +41,8 @@ class Op(NamedTuple):
     host: tuple[str, ...] = ()
 
 
+#: With ops that no backend of ours calls (fusion v2 and v3, incre, get_max_workspace): a torch_npu has them, and
+#: torch's own SDPA and diffusers call some.
 _LENGTHS = ("actual_seq_qlen", "actual_seq_kvlen")
 OPS = {
     "npu_fusion_attention": Op(fusion.npu_fusion_attention, fakes.npu_fusion_attention),

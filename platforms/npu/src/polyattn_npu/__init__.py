@@ -21,5 +21,5 @@ def platform() -> Platform:
         collective_backend="hccl",
         capturing=detection.capturing,
         variables=detection.VARIABLES,
-        cache_write=None,
+        cache_write=None,  # torch's own index_copy writes pages
     )

@@ -1,4 +1,4 @@
-"""Slots over samples [B,S,H,D] for both of torch-npu's ops, which take causal, windows and masks in the same terms.
+"""Slots over samples [B,S,H,D] for torch-npu's two ops, which take causal, windows and masks in the same terms.
 
 `attend` is the op as `Attend` describes it. What it takes beside q, k, v has one name in both, but a window's sides.
 """

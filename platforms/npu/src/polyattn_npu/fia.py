@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
-from polyattn_npu.op_limits import ARCHS, HALVES, HINT, MOST_HEADS, not_on_this_chip
+from polyattn_npu.op_limits import ARCHS, HALVES, HINT, MOST_HEADS, MOST_ROWS, not_on_this_chip
 
 HEAD_DIMS = range(16, 513, 16)
 #: Of what its prompt and its decode kernel take, what is undisputed.
@@ -49,7 +49,7 @@ def backend() -> Backend:
 
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
-    """What features cannot say: lengths on the device, padding with holes, masks and pools of some shapes, sizes."""
+    """What features do not say: lengths on the device, padding with holes, some masks and pools, sizes, the chip."""
     return (
         *_aligned_elsewhere(request, machine),
         *_lengths(request),
@@ -103,7 +103,7 @@ def _mask(request: Request) -> tuple[str, ...]:
 def _pool(request: Request) -> tuple[str, ...]:
     if request.structure_kind != "paged" or (_is_contiguous(request.k) and _is_contiguous(request.v)):
         return ()
-    return ("its kernel reads a contiguous pool [pages,page_size,Hk,D] (PagedKVCache has one); this would be copied",)
+    return ("its kernel reads a contiguous pool [pages,page_size,Hk,D] (PagedKVCache has one); others would be copied",)
 
 
 def _is_contiguous(pool: TensorFacts) -> bool:
@@ -114,12 +114,19 @@ def _sizes(request: Request) -> tuple[str, ...]:
     heads, kv_heads, dim = request.num_heads, request.num_kv_heads, request.head_dim
     reasons = []
     if heads > MOST_HEADS:
-        reasons.append(f"{heads} query heads are more than the {MOST_HEADS} of one call")
+        reasons.append(f"{heads} query heads are more than the {MOST_HEADS} of one call: split the heads over calls")
     if heads > MOST_SHARING * kv_heads > 0:
-        reasons.append(f"{heads} query heads on {kv_heads} KV heads: more than {MOST_SHARING} share one")
+        reasons.append(
+            f"{heads} query heads on {kv_heads} KV heads: npu:fusion lets more than {MOST_SHARING} share one"
+        )
     if heads * dim > MOST_IN_A_ROW:
-        reasons.append(f"{heads} heads of {dim} make rows of more than {MOST_IN_A_ROW} numbers")
+        reasons.append(
+            f"{heads} heads of {dim} make rows of more than {MOST_IN_A_ROW} numbers: split the heads over calls"
+        )
     batched = request.structure_kind not in ("packed", "paged")
     if batched and request.q.shape[1] == 1 and request.k.shape[1] > MOST_KEYS_OF_ONE:
-        reasons.append(f"{request.k.shape[1]} keys for a single query are more than {MOST_KEYS_OF_ONE}")
+        reasons.append(
+            f"{request.k.shape[1]} keys for a single query are more than {MOST_KEYS_OF_ONE}: "
+            f"npu:fusion takes {MOST_ROWS}"
+        )
     return tuple(reasons)

@@ -45,7 +45,7 @@ def backend() -> Backend:
 
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
-    """What features cannot say: boundaries on the device, wider values, many heads, the chip and the release."""
+    """Boundaries on the device, sizes, the chip, and the releases that order packed statistics."""
     return (
         *varlen_padding.packs_in_place(request, machine),
         *_on_the_device(request),

@@ -22,7 +22,7 @@ from polyattn_npu.laser_range import (
 )
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
-from polyattn_npu.options import LASER, NpuOptions, asked_of
+from polyattn_npu.options import LASER, NpuOptions, npu_options
 
 #: Device classes that have it.
 ARCHS = ("A2", "A3")
@@ -48,24 +48,24 @@ def backend() -> Backend:
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """Its limits, beyond which MindIE-SD would run another op, drop what was asked, or answer NaN."""
-    asked = asked_of(request.options)
+    chosen = npu_options(request.options)
     return (
         *without_plugin(machine),
         *not_on_this_chip(LASER, ARCHS, machine),
-        *_of_options(machine, asked),
+        *_of_options(machine, chosen),
         *_of_rows(request),
-        *_of_range(request, asked),
+        *_of_range(request, chosen),
     )
 
 
-def _of_options(machine: Machine, asked: NpuOptions) -> tuple[str, ...]:
+def _of_options(machine: Machine, chosen: NpuOptions) -> tuple[str, ...]:
     reasons = []
-    if asked.op_type not in (None, LASER):
-        reasons.append(f"op_type={asked.op_type!r} asks for another op than {LASER}")
-    if asked.opt_mode not in (None, "manual"):
-        reasons.append(f"opt_mode={asked.opt_mode!r} does not run {LASER} for certain: 'manual' does")
-    if asked.op_layout not in (None, "BNSD"):
-        reasons.append(f"{LASER} takes op_layout 'BNSD' only, not {asked.op_layout!r}")
+    if chosen.op_type not in (None, LASER):
+        reasons.append(f"op_type={chosen.op_type!r} asks for another op than {LASER}")
+    if chosen.opt_mode not in (None, "manual"):
+        reasons.append(f"opt_mode={chosen.opt_mode!r} does not run {LASER} for certain: 'manual' does")
+    if chosen.op_layout not in (None, "BNSD"):
+        reasons.append(f"{LASER} takes op_layout 'BNSD' only, not {chosen.op_layout!r}")
     forced = machine.env.get(FA_TYPE)
     if forced and forced != LASER:
         reasons.append(f"{FA_TYPE}={forced!r} replaces {LASER} in MindIE-SD's manual mode: unset it")
@@ -90,7 +90,7 @@ def _of_rows(request: Request) -> tuple[str, ...]:
             "fused_attn_score instead, which is npu:mindie's"
         )
     if max(queries, keys) > MOST_ROWS:
-        reasons.append(f"{queries} queries and {keys} keys are more than the {MOST_ROWS} rows that it takes")
+        reasons.append(f"{queries} queries and {keys} keys: it takes {MOST_ROWS} rows at most, npu:fusion more")
     if request.structure_kind == "packed" and not request.structure_facts.host:
         reasons.append(
             "where the document ends is known to the device only: build the Packed from host lengths "
@@ -99,15 +99,15 @@ def _of_rows(request: Request) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _of_range(request: Request, asked: NpuOptions) -> tuple[str, ...]:
+def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
     keys = _rows(request)[1] if request.structure_kind != "packed" else 1  # how many of a document is not known here
-    factor = input_scale(asked, request.head_dim, keys, request.scale)
-    if asked.laser_max_abs is not None:
-        least = least_scale(asked.laser_max_abs, request.head_dim, keys, request.scale)
+    factor = input_scale(chosen, request.head_dim, keys, request.scale)
+    if chosen.laser_max_abs is not None:
+        least = least_scale(chosen.laser_max_abs, request.head_dim, keys, request.scale)
         if factor < least <= LARGEST_SCALE:
-            most = largest_score(asked.laser_max_abs / factor, request.head_dim)
+            most = largest_score(chosen.laser_max_abs / factor, request.head_dim)
             return (
-                f"laser_max_abs={asked.laser_max_abs} with laser_input_scale={factor} lets a score reach {most:.3g}, "
+                f"laser_max_abs={chosen.laser_max_abs} with laser_input_scale={factor} lets a score reach {most:.3g}, "
                 f"beyond float16's range ({LARGEST:.0f}, or {-TAIL:.0f} beside keys that a block lacks): "
                 f"laser_input_scale={least} suffices",
             )

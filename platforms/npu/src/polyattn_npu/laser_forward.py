@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from polyattn_npu import laser_range
 from polyattn_npu.laser_range import input_scale
 from polyattn_npu.mindie_forward import only_plain, undisturbed
 from polyattn_npu.mindie_package import package
-from polyattn_npu.options import LASER, asked_of
+from polyattn_npu.options import LASER, npu_options
 
 
 def dense(
@@ -27,7 +26,7 @@ def dense(
     window: Window,
     softcap: float,
     need_lse: bool,
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
 ) -> Result:
     """Every query over every key. MindIE-SD runs fused_attn_score for what is too short, as a document may be."""
     only_plain(causal, window, softcap, need_lse)
@@ -36,7 +35,7 @@ def dense(
         _tell_once()
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    factor = input_scale(asked_of(options), q.shape[-1], k.shape[1], scale)
+    factor = input_scale(npu_options(options), q.shape[-1], k.shape[1], scale)
     if factor != 1:  # a power of two: exact, but for what becomes denormal
         q, k, v = q / factor, k / factor, v / factor
     result: torch.Tensor = package().attention_forward(

@@ -8,7 +8,7 @@ from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_pa
 from polyattn_npu import op_limits
 from polyattn_npu.detection import FA_TYPE
 from polyattn_npu.mindie_package import REQUIRES, without_plugin
-from polyattn_npu.options import LASER, LAYOUT, NpuOptions, asked_of, automatic_op
+from polyattn_npu.options import LASER, LAYOUT, NpuOptions, automatic_op, npu_options
 
 #: Device classes that MindIE-SD knows; it calls others an invalid platform.
 ARCHS = ("310P", *op_limits.ARCHS)
@@ -41,7 +41,7 @@ def backend() -> Backend:
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """Reasons against a request, before MindIE-SD or the op below would refuse it, or go on with another op."""
-    asked = asked_of(request.options)
+    chosen = npu_options(request.options)
     by_boundaries = request.structure_kind in _BY_BOUNDARIES or (
         # a causal prefix of the keys has no slot of its own: it runs as key padding
         request.structure_kind == "prefix_kv" and request.causal
@@ -52,12 +52,12 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
         *without_plugin(machine),
         *op_limits.not_on_this_chip("MindIE-SD", ARCHS, machine),
         *op_limits.beyond_fusion(request, packs_samples=packs_samples),
-        *by_kind(request, machine, asked),
+        *by_kind(request, machine, chosen),
         *varlen_padding.packs_in_place(request, machine),
     )
 
 
-def _of_documents(request: Request, machine: Machine, asked: NpuOptions) -> tuple[str, ...]:
+def _of_documents(request: Request, machine: Machine, chosen: NpuOptions) -> tuple[str, ...]:
     reasons = []
     if not request.structure_facts.host:
         build = "KeyPadding" if request.structure_kind == "key_padding" else "Packed"
@@ -65,26 +65,26 @@ def _of_documents(request: Request, machine: Machine, asked: NpuOptions) -> tupl
             "its op takes boundaries (cu_seqlens) as host integers, and only the device knows these: build the "
             f"{build} from host lengths, or with check=True, which reads them once"
         )
-    if asked.op_type not in (None, "fused_attn_score"):
-        reasons.append(f"op_type={asked.op_type!r} has no packed form: attention_forward_varlen is fused_attn_score")
-    if asked.opt_mode not in (None, "manual"):
-        reasons.append(f"opt_mode={asked.opt_mode!r}: attention_forward_varlen has one op and finds none: leave it out")
-    if asked.op_layout is not None:
-        reasons.append(f"op_layout={asked.op_layout!r}: documents and padding reach the op as TND alone: leave it out")
+    if chosen.op_type not in (None, "fused_attn_score"):
+        reasons.append(f"op_type={chosen.op_type!r} has no packed form: attention_forward_varlen is fused_attn_score")
+    if chosen.opt_mode not in (None, "manual"):
+        reasons.append(f"opt_mode={chosen.opt_mode!r}: attention_forward_varlen has one op: leave it out")
+    if chosen.op_layout is not None:
+        reasons.append(f"op_layout={chosen.op_layout!r}: documents and padding reach the op as TND alone: leave it out")
     if machine.arch == "310P":
         reasons.append("310P has prompt_flash_attn only, which takes no boundaries")
     return tuple(reasons)
 
 
-def _of_op(request: Request, machine: Machine, asked: NpuOptions) -> tuple[str, ...]:
-    if asked.opt_mode == "runtime":
+def _of_op(request: Request, machine: Machine, chosen: NpuOptions) -> tuple[str, ...]:
+    if chosen.opt_mode == "runtime":
         return (
             "opt_mode='runtime' times every op, swallows what they raise and may settle on laser attention, which "
             "ignores masks: 'manual' and 'static' say what runs",
         )
-    if asked.opt_mode == "static":
-        return _of_static(machine, asked)
-    op = asked.op_type or automatic_op(machine.arch)
+    if chosen.opt_mode == "static":
+        return _of_static(machine, chosen)
+    op = chosen.op_type or automatic_op(machine.arch)
     if op == LASER:
         return (f"op_type={LASER!r} is npu:laser's",)
     forced = machine.env.get(FA_TYPE)
@@ -95,12 +95,12 @@ def _of_op(request: Request, machine: Machine, asked: NpuOptions) -> tuple[str, 
             "NpuOptions(opt_mode='static'), which does not read it",
         )
     of_op = _of_prompt(request, machine) if op == "prompt_flash_attn" else _of_fused(machine)
-    return (*of_op, *_of_layout(request, asked.op_layout or LAYOUT))
+    return (*of_op, *_of_layout(request, chosen.op_layout or LAYOUT))
 
 
-def _of_static(machine: Machine, asked: NpuOptions) -> tuple[str, ...]:
+def _of_static(machine: Machine, chosen: NpuOptions) -> tuple[str, ...]:
     reasons = []
-    if asked.op_type is not None or asked.op_layout is not None:
+    if chosen.op_type is not None or chosen.op_layout is not None:
         reasons.append("opt_mode='static' chooses op and layout itself: leave op_type and op_layout out")
     return (*reasons, *_of_fused(machine))
 

@@ -12,7 +12,7 @@ from polyattn.vendor import MaskMeta, Result, Window, derived, masked, positive_
 from polyattn_npu import detection
 from polyattn_npu.detection import FA_TYPE
 from polyattn_npu.mindie_package import package
-from polyattn_npu.options import LAYOUT, NpuOptions, asked_of, automatic_op
+from polyattn_npu.options import LAYOUT, NpuOptions, automatic_op, npu_options
 
 
 def attend(
@@ -22,7 +22,7 @@ def attend(
     *,
     keep: torch.Tensor | None,
     scale: float,
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
 ) -> torch.Tensor:
     """One call: q [B,Sq,H,D], k [B,Sk,Hk,D], v [B,Sk,Hk,Dv] -> [B,Sq,H,Dv].
 
@@ -30,16 +30,16 @@ def attend(
     """
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    asked = asked_of(options)
-    how = {"opt_mode": "static"} if asked.opt_mode == "static" else _manual(asked, str(q.device))
+    chosen = npu_options(options)
+    how = {"opt_mode": "static"} if chosen.opt_mode == "static" else _manual(chosen, str(q.device))
     result: torch.Tensor = package().attention_forward(q, k, v, attn_mask=keep, scale=float(scale), fused=True, **how)
     return result
 
 
-def _manual(asked: NpuOptions, device: str) -> dict[str, str]:
-    op = asked.op_type or automatic_op(_arch(device))
+def _manual(chosen: NpuOptions, device: str) -> dict[str, str]:
+    op = chosen.op_type or automatic_op(_arch(device))
     undisturbed(op)
-    return {"opt_mode": "manual", "op_type": op, "layout": asked.op_layout or LAYOUT}
+    return {"opt_mode": "manual", "op_type": op, "layout": chosen.op_layout or LAYOUT}
 
 
 def undisturbed(op: str) -> None:
@@ -68,7 +68,7 @@ def dense(
     window: Window,
     softcap: float,
     need_lse: bool,
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
 ) -> Result:
     """Every query over every key."""
     only_plain(causal, window, softcap, need_lse)
@@ -88,10 +88,10 @@ def mask(
     meta: MaskMeta,
     causal: bool,
     window: Window,
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
     **call: Any,
 ) -> Result:
-    """A boolean mask, with causal and a window put into it. Rows that see nothing are 0, not the mean of V."""
+    """A boolean mask, with causal and a window put into it. Fully masked rows are 0, not the mean of V."""
     batch, queries = q.shape[:2]
     key = ("mindie", batch, queries, causal, window)
 
@@ -118,8 +118,8 @@ def mask(
 class ExactMask(NamedTuple):
     """A mask as the op takes it.
 
-    keep   bool [B,H|1,Sq,Sk] or [1,1,Sq,Sk], a view where rows are shared
-    fully_masked  bool [B|1,Sq,H|1,1]: rows that see nothing
+    keep          bool [B,H|1,Sq,Sk] or [1,1,Sq,Sk], a view where rows are shared
+    fully_masked  bool [B|1,Sq,H|1,1]
     """
 
     keep: torch.Tensor
@@ -137,9 +137,9 @@ def exact(mask: torch.Tensor, batch: int, queries: int) -> ExactMask:
 def only_plain(causal: bool, window: Window, softcap: float, need_lse: bool) -> None:
     """ValueError for what MindIE-SD's functions have no argument for."""
     given = {"causal": causal, "window": window, "softcap": softcap, "need_lse": need_lse}
-    asked = [f"{name}={value}" for name, value in given.items() if value]
-    if asked:
-        raise ValueError(f"mindiesd's function takes neither of causal, window, softcap, LSE; asked {', '.join(asked)}")
+    beyond = [f"{name}={value}" for name, value in given.items() if value]
+    if beyond:
+        raise ValueError(f"mindiesd's function has no argument for {', '.join(beyond)}")
 
 
 def _own_dtype(dtype: torch.dtype) -> torch.dtype:

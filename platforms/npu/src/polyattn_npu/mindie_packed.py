@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ def packed(
     window: Window,
     softcap: float,
     need_lse: bool,
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
 ) -> Result:
     """Documents side by side, none seeing another; [real, pad] is one document. Needs no mask."""
     only_plain(False, window, softcap, need_lse)

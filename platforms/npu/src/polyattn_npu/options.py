@@ -65,17 +65,17 @@ def automatic_op(arch: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def asked_of(options: tuple[Any, ...]) -> NpuOptions:
+def npu_options(options: tuple[object, ...]) -> NpuOptions:
     """All NpuOptions among a call's options as one; of a field that several state, the last counts."""
     mine = [option for option in options if isinstance(option, NpuOptions)]
     return NpuOptions(**{name: getattr(option, name) for option in mine for name in option.stated()})
 
 
-def asks_for_laser(options: tuple[Any, ...], variables: Mapping[str, str]) -> bool:
+def asks_for_laser(options: tuple[object, ...], variables: Mapping[str, str]) -> bool:
     """Whether a call's options, or the machine's variables, ask for laser attention: it is float16 all the way."""
-    asked = asked_of(options)
-    stated = asked.laser_input_scale is not None or asked.laser_max_abs is not None
-    return stated or asked.op_type == LASER or (asked.op_type is None and variables.get(FA_TYPE) == LASER)
+    chosen = npu_options(options)
+    stated = chosen.laser_input_scale is not None or chosen.laser_max_abs is not None
+    return stated or chosen.op_type == LASER or (chosen.op_type is None and variables.get(FA_TYPE) == LASER)
 
 
 def _is_power_of_two(number: Any) -> bool:

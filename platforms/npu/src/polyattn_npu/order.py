@@ -1,4 +1,4 @@
-"""Which backend is asked first for a request on a device of Ascend's; facts in, names out. Nothing is measured yet."""
+"""The order in which backends are asked for a request on an Ascend NPU. Nothing is measured yet."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from polyattn.vendor import Backend, Features, Machine, Request, Slot
 from polyattn_npu.mindie_package import PRECISIONS, REQUIRES, without_plugin, without_precision
 from polyattn_npu.op_limits import DTYPES, not_on_this_chip
-from polyattn_npu.options import asked_of
+from polyattn_npu.options import npu_options
 
 #: The device class that has it: Ascend 950.
 ARCHS = ("A5",)
@@ -43,7 +43,7 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     if request.quant not in PRECISIONS:
         return ()
     reasons = [*without_plugin(machine), *not_on_this_chip("quant_attention", ARCHS, machine)]
-    layout = asked_of(request.options).op_layout
+    layout = npu_options(request.options).op_layout
     if layout == "BSH":
         reasons.append("quant_attention takes op_layout 'BSND' or 'BNSD', not 'BSH'")
     return tuple(reasons) if reasons else without_precision(request.quant, machine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -11,7 +10,7 @@ from torch.nn.functional import pad
 from polyattn.vendor import Quant, Result, Window, positive_scale, prefix, written
 from polyattn_npu.mindie_forward import only_plain
 from polyattn_npu.mindie_package import package
-from polyattn_npu.options import LAYOUT, asked_of
+from polyattn_npu.options import LAYOUT, npu_options
 from polyattn_npu.quant_rotation import rotation
 
 #: mxfp8 packs samples and groups this many values along them: a group must not reach into the next sample.
@@ -32,7 +31,7 @@ def dense(
     window: Window,
     softcap: float,
     need_lse: bool,
-    options: tuple[Any, ...],
+    options: tuple[object, ...],
 ) -> Result:
     """Every query over every key, in the precision asked for."""
     only_plain(causal, window, softcap, need_lse)
@@ -40,7 +39,7 @@ def dense(
     assert isinstance(quant, Quant)
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
-    layout = asked_of(options).op_layout or LAYOUT
+    layout = npu_options(options).op_layout or LAYOUT
     matrix = rotation(q.device, q.dtype, q.shape[-1]) if quant.rotate else None
     call = partial(_uncounted if quant.method == "mxfp4" else _attend, quant.method, layout, scale, matrix)
     if q.shape[0] > 1 and _alone(quant.method, k.shape[1]):
