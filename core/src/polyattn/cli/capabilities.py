@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from polyattn.cli.installed import installed
@@ -100,10 +99,22 @@ def _union(limits: Sequence[Collection[int] | None]) -> str:
     if any(limit is None for limit in limits):
         return "any"
     values = sorted({value for limit in limits for value in limit or ()})
-    steps = {after - before for before, after in pairwise(values)}
-    if len(values) > 4 and len(steps) == 1:
-        return f"{values[0]} to {values[-1]} in steps of {steps.pop()}"
-    return ", ".join(map(str, values)) or "none"
+    return ", ".join(_runs(values)) or "none"
+
+
+def _runs(values: Sequence[int]) -> Iterator[str]:
+    """Values in words: five or more that follow each other by one step are a range."""
+    at = 0
+    while at < len(values):
+        end = at + 1
+        while end + 1 < len(values) and values[end + 1] - values[end] == values[at + 1] - values[at]:
+            end += 1
+        if end - at >= 4:
+            yield f"{values[at]} to {values[end]} in steps of {values[end] - values[end - 1]}"
+            at = end + 1
+        else:
+            yield str(values[at])
+            at += 1
 
 
 def _most(limits: Sequence[int | None]) -> str:
