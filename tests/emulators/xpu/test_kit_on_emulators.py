@@ -23,7 +23,7 @@ NATIVE = {
     "triton": (("float32",), 100),
 }
 #: What of the kit the interpreter has time for.
-STRUCTURES = {"triton": ("dense", "packed")}
+STRUCTURES = {"triton": ("dense",)}
 #: Emulated kernels that each must have run, or their counts say nothing.
 OPS = {"vllm_xpu": ("prefill",), "ipex": ("varlen",)}
 
