@@ -41,7 +41,8 @@ def dense(
         q, scale = positive_scale(q, scale)
     layout = npu_options(options).op_layout or LAYOUT
     matrix = rotation(q.device, q.dtype, q.shape[-1]) if quant.rotate else None
-    call = partial(_uncounted if quant.method == "mxfp4" else _attend, quant.method, layout, scale, matrix)
+    attend = _uncounted if quant.method == "mxfp4" else partial(_attend, quant.method)
+    call = partial(attend, layout, scale, matrix)
     if q.shape[0] > 1 and _alone(quant.method, k.shape[1]):
         result = torch.cat([call(*sample) for sample in zip(q.split(1), k.split(1), v.split(1), strict=True)])
     else:
@@ -77,7 +78,6 @@ def _attend(
 
 
 def _uncounted(
-    method: str,
     layout: str,
     scale: float,
     matrix: torch.Tensor | None,
@@ -85,15 +85,15 @@ def _uncounted(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> torch.Tensor:
-    """As `_attend`, without the share of the softmax that keys have which are not there: their scores are 0.
+    """mxfp4 by `_attend`, without the share of the softmax of keys that are not there: their scores are 0.
 
     A column of ones beside the values is the share of the real keys, and is divided out. Few keys leave little of it.
     """
     if k.shape[1] % _FILLED == 0:
-        return _attend(method, layout, scale, matrix, q, k, v)
+        return _attend("mxfp4", layout, scale, matrix, q, k, v)
     if matrix is not None:
         q, k = q @ matrix, k @ matrix
     width = q.shape[-1]
     ones = pad(pad(v, (0, 1), value=1.0), (0, width - 1))
-    wide = _attend(method, layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
+    wide = _attend("mxfp4", layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
     return wide[..., :width] / wide[..., width : width + 1]
