@@ -129,7 +129,7 @@ def recorded(record: Mapping[str, Any]) -> dict[str, Run]:
         machine = one.get("machine", record["machine"])
         native = frozenset(structure for structure, counts in one["counts"].items() if counts["native"])
         failed = sum(counts["failed"] for counts in one["counts"].values())
-        words = f"{machine['device']}, torch {machine['versions']['torch']}: {one['ran']} of {one['planned']} cases"
+        words = _on(machine, machine["versions"]["torch"]) + f"{one['ran']} of {one['planned']} cases"
         if failed:
             words += f", {failed} began and did not end"
         wrong = [
@@ -156,11 +156,10 @@ def recorded_by_hand(record: Mapping[str, Any]) -> dict[str, Run]:
             dtypes.replace("-", ", ") + (f" ({some[0].replace('-', ', ')})" if some else "")
         )
         structures.setdefault(name, set()).update(one["cases"])
-    started = f"{record['machine']['device']}, torch {record['machine']['torch'].partition('+')[0]}"
+    where = _on(record["machine"], record["machine"]["torch"].partition("+")[0])
     cut = {line.split()[0] for line in record["not finished"]}
     return {
-        name: Run(name not in cut, frozenset(structures[name]), f"{started}: {'; '.join(runs)}")
-        for name, runs in asked.items()
+        name: Run(name not in cut, frozenset(structures[name]), where + "; ".join(runs)) for name, runs in asked.items()
     }
 
 
@@ -212,6 +211,10 @@ def _reference_version(name: str) -> str:
     if name == "torch":
         return TORCH
     raise metadata.PackageNotFoundError(name)
+
+
+def _on(machine: Mapping[str, Any], torch: str) -> str:
+    return f"{machine['device']}, torch {torch}, {machine['date']}: "
 
 
 def _words(run: Run | None) -> str:

@@ -93,18 +93,18 @@ def record(*failures: str, ok: bool, ran: int) -> dict:
     counts = {"dense": {"native": 3, "failed": len(failures)}, "paged": {"native": 0, "failed": 0}}
     told = [{"case": f"dense/{at}", "problems": [problem]} for at, problem in enumerate(failures)]
     backend = {"backend": "toy:one", "ok": ok, "planned": 9, "ran": ran, "counts": counts, "failures": told}
-    return {"machine": {"device": "Toy", "versions": {"torch": "2.11.0"}}, "backends": [backend]}
+    return {"machine": {"device": "Toy", "versions": {"torch": "2.11.0"}, "date": "2026-11-30"}, "backends": [backend]}
 
 
 def test_a_record_counts_what_ran_natively() -> None:
     assert recorded(record(ok=True, ran=9)) == {
-        "toy:one": Run(True, frozenset({"dense"}), "Toy, torch 2.11.0: 9 of 9 cases")
+        "toy:one": Run(True, frozenset({"dense"}), "Toy, torch 2.11.0, 2026-11-30: 9 of 9 cases")
     }
 
 
 def test_a_record_that_was_cut_short_says_so_and_one_that_was_wrong_is_no_proof() -> None:
     cut = recorded(record("began and did not end", ok=False, ran=5))["toy:one"]
-    assert (cut.whole, cut.words) == (False, "Toy, torch 2.11.0: 5 of 9 cases, 1 began and did not end")
+    assert (cut.whole, cut.words) == (False, "Toy, torch 2.11.0, 2026-11-30: 5 of 9 cases, 1 began and did not end")
     with pytest.raises(ValueError, match="dense/0"):
         recorded(record("out differs by 0.5", ok=False, ran=9))
 
@@ -114,9 +114,11 @@ def test_a_record_by_runs_names_dtypes_and_what_did_not_finish() -> None:
         {"run": "toy_one_bfloat16-float16", "ok": True, "cases": {"dense": 1, "mask": 2}, "failures": 0},
         {"run": "toy_two_float32_mask-key_padding", "ok": True, "cases": {"mask": 2, "key_padding": 3}, "failures": 0},
     ]
-    machine = {"device": "Toy", "torch": "2.11.0+cu130"}
+    machine = {"device": "Toy", "torch": "2.11.0+cu130", "date": "2026-11-30"}
     told = recorded_by_hand({"machine": machine, "ran": runs, "not finished": ["toy:two float16: stopped"]})
     assert told == {
-        "toy:one": Run(True, frozenset({"dense", "mask"}), "Toy, torch 2.11.0: bfloat16, float16"),
-        "toy:two": Run(False, frozenset({"mask", "key_padding"}), "Toy, torch 2.11.0: float32 (mask, key_padding)"),
+        "toy:one": Run(True, frozenset({"dense", "mask"}), "Toy, torch 2.11.0, 2026-11-30: bfloat16, float16"),
+        "toy:two": Run(
+            False, frozenset({"mask", "key_padding"}), "Toy, torch 2.11.0, 2026-11-30: float32 (mask, key_padding)"
+        ),
     }
