@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import Backend, Features, Slot
+from polyattn.vendor import Backend, Features, Slot, positive_scale
 
 CAUSAL = "causal"
 
@@ -18,9 +18,18 @@ def _causal_mask(like: torch.Tensor) -> torch.Tensor:
     return torch.ones(2048, 2048, dtype=torch.bool, device=like.device).triu(1)
 
 
+def _above_zero(q: torch.Tensor, asked: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """A scale that is not above 0 moved into q, which is no breach."""
+    if asked.get("scale", 1.0) > 0.0:
+        return q, asked
+    q, scale = positive_scale(q, asked["scale"])
+    return q, asked | {"scale": scale}
+
+
 def _fusion(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "BSND", **asked: Any) -> Any:
     import torch_npu
 
+    q, asked = _above_zero(q, asked)
     heads = q.shape[1 if layout == "TND" else 2]
     return torch_npu.npu_fusion_attention(q, k, v, heads, layout, **asked)[0], None
 
@@ -28,6 +37,7 @@ def _fusion(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "BS
 def _fia(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str = "BSND", **asked: Any) -> Any:
     import torch_npu
 
+    q, asked = _above_zero(q, asked)
     axis = 1 if layout == "TND" else 2
     named = {"num_heads": q.shape[axis], "num_key_value_heads": k.shape[axis], "input_layout": layout}
     tensors = (t.contiguous() for t in (q, k, v))
