@@ -25,6 +25,8 @@ BENCHMARKS = {
     "spans": 90,
     "fp8": 120,
     "training": 90,
+    "video_tiles": 300,
+    "video": 300,
 }
 #: Needs no device, and compiles for many.
 _OFFLINE = "tests/kernels/test_compiles_offline.py"

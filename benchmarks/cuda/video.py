@@ -15,9 +15,9 @@ import torch
 from _ours import ours, route
 from _peers import fa3, offered
 from _record import Asked, Record, arguments
-from video_peers import fastvideo
-from video_peers import route as route_of_fastvideo
-from video_work import GRIDS, TILES, Work, peak_bytes, work_of
+from _video_peers import fastvideo
+from _video_peers import route as route_of_fastvideo
+from _video_work import GRIDS, TILES, Work, peak_bytes, work_of
 
 from polyattn.bench.timing import Clock, clock_of, interleaved
 

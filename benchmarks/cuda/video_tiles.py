@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from _record import Asked, Record, arguments
-from video_work import TILES, Work, structure_of, work_of
+from _video_work import TILES, Work, structure_of, work_of
 
 from polyattn.bench.timing import Clock, clock_of, interleaved
 from polyattn.kernels.video_attention import most_heads, video_attention

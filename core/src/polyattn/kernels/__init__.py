@@ -10,6 +10,10 @@ What is called, its Triton kernels, and what sizes their tiles:
     rows.py              row_kernels.py        row_tiles.py        rows packed, scattered back, cleared, blanked
     quantise.py          quantise_kernels.py   quantise_tiles.py   FP8 with a scale a head, queries and keys rotated
     tails.py             tails_kernel.py                           documents that NaN behind them would spoil
+    video_attention.py   video_fine_kernel.py  video_tiles.py      block sparsity: video tiles, block maps
+    video_fine.py        video_parts.py                            - the kept blocks, their keys gathered or packed
+    video_select.py      video_select_kernels.py                   - which blocks are kept, and the coarse branch
+                         video_list_kernels.py                     - lists of blocks as steps of the kernel
 
     launch.py         starts a kernel on the device of its tensors, without Triton's look at what has not changed
     specialised.py    which launches run the same compiled code

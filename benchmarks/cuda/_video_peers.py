@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from _peers import Call, MissingPeer
-from video_work import Work
+from _video_work import Work
 
 
 def fastvideo(work: Work, topk: int) -> Call:
