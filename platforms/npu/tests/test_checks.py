@@ -131,6 +131,23 @@ def test_a_chip_that_is_not_known_here_is_refused_by_all_alike(module: ModuleTyp
     assert "and this is soc999" in told
 
 
+def test_sdpa_is_refused_what_the_op_below_it_refuses_and_not_what_torch_s_math_runs() -> None:
+    sdpa = next(backend for backend in NPU if backend.name == "sdpa")
+    unknown = StructureFacts(host=False, queries="all")
+    assert "hands a boolean mask [2, 1, 1, 9]" in reasons(sdpa, asked("key_padding", structure_facts=unknown))
+    assert reasons(sdpa, asked("key_padding", structure_facts=unknown, causal=True)) == "", "a row for each query"
+    for shape, whole in (((1, 1, 1, 9), False), ((1, 4, 9, 9), False), ((1, 1, 9, 9), True), ((2, 4, 9, 9), True)):
+        facts = StructureFacts(mask_shape=shape, mask_dtype="bool")
+        assert (reasons(sdpa, asked("mask", structure_facts=facts)) == "") is whole, shape
+    assert "value head_dim 80 is larger" in reasons(sdpa, asked(v_dim=80))
+    assert "257 query heads" in reasons(sdpa, asked(heads=257))
+    additive = StructureFacts(mask_shape=(1, 2, 1, 9), mask_dtype="float16")
+    assert reasons(sdpa, asked("bias", v_dim=80, structure_facts=additive)) == ""
+    assert reasons(sdpa, asked(dim=520, v_dim=528)) == ""
+    assert reasons(sdpa, asked(v_dim=80), replace(A2, arch="310P")) == ""
+    assert reasons(sdpa, asked("packed", rows=2**21, structure_facts=StructureFacts(documents=2000))) == "", "a loop"
+
+
 def test_causal_over_lengths_is_refused_in_its_own_words() -> None:
     padded = asked("key_padding", causal=True, structure_facts=StructureFacts(prefix=True, queries="all"))
     assert "aligned at each row's last kept key" in reasons(BACKENDS["fia"], padded)

@@ -21,6 +21,8 @@ _FACTORIES = (
     "arange", "arange.start", "arange.start_step", "linspace", "eye", "eye.m", "randperm", "tril_indices",
     "triu_indices",
 )  # fmt: skip
+#: torch's ops that the device has its own kernels of.
+OWN = ("aten::scaled_dot_product_attention",)
 #: Names of the ops that read a device tensor on the host, in the order in which they ran.
 host_reads: list[str] = []
 #: Registrations, which end with their library.
@@ -46,7 +48,7 @@ class NpuTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "aten":
+        if func.namespace == "aten" and func.name() not in OWN:
             return _run(func, args, kwargs)
         if func.namespace == "npu_emulator":  # a graph's, which has CPU tensors, but for a gradient that comes in
             return mapped(lift, func(*mapped(lower, args)))

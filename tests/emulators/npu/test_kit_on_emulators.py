@@ -56,6 +56,8 @@ MORE: dict[str, tuple[str, list[str], str, dict[str, str]]] = {
     "documents on a CANN that does not take their head dim": ("fia", ["packed"], "bfloat16", {"cann": "8.2"}),
     "documents on a stack that averages without a mask": ("fia", ["packed"], "bfloat16", {"cann": "broken"}),
     "pages in float16": ("fia", ["paged"], "float16", {"soc": "A3"}),
+    "torch's SDPA over the fused op": ("sdpa", ["dense", "key_padding", "mask", "packed"], "float16", {}),
+    "torch's SDPA over matmuls": ("sdpa", ["mask"], "float16", {"soc": "310P"}),
     "prompt_flash_attn's chip": ("mindie", ["dense"], "float16", {"soc": "310P"}),
 }
 
@@ -68,6 +70,8 @@ def test_the_kit_is_green_where_something_differs(named: str) -> None:
     assert [f"{failure['case']}: {'; '.join(failure['problems'])}" for failure in report["failures"]] == []
     assert report["lints"] == []
     assert report["ops"], "no native op was called"
+    fused = [op for op in report["ops"] if op.startswith("npu::npu_fusion_attention")]
+    assert backend != "sdpa" or bool(fused) == (stack.get("soc") != "310P"), report["ops"]
 
 
 def test_a_backend_that_is_not_here_is_an_error() -> None:

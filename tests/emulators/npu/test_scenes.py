@@ -24,6 +24,11 @@ SCENES = [
     ("scenes_versions", "fakes", {}, ""),
     ("scenes_versions", "records", {}, "mindiesd"),
     ("scenes_versions", "an_old_release", {"torch_npu": "2.6.0"}, ""),
+    ("scenes_sdpa", "fused", {}, ""),
+    ("scenes_sdpa", "fused", {"soc": "A5"}, ""),
+    ("scenes_sdpa", "fused", {"torch_npu": "2.6.0"}, ""),
+    ("scenes_sdpa", "plain", {"soc": "310P"}, ""),
+    ("scenes_sdpa", "automatic", {}, ""),
     ("scenes_mindiesd", "refusals", {}, "mindiesd"),
     ("scenes_mindiesd", "lint", {"lint": True}, "mindiesd"),
     ("scenes_quant", "public_function", {"soc": "A5", "mindiesd": "unreleased"}, "mindiesd"),
@@ -33,7 +38,11 @@ SCENES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "scene", "stack", "package"), SCENES, ids=[f"{s[0]}-{s[1]}" for s in SCENES])
+@pytest.mark.parametrize(
+    ("module", "scene", "stack", "package"),
+    SCENES,
+    ids=[f"{m}-{s}-{'-'.join(map(str, on.values()))}" for m, s, on, _ in SCENES],
+)
 def test_scenes(module: str, scene: str, stack: dict, package: str, tmp_path: Path) -> None:
     if package and not has_package(package):
         pytest.skip(f"{package} is not here (pip install --no-deps --target FOLDER {package}; {PACKAGES}=FOLDER)")

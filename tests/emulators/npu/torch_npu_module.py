@@ -29,6 +29,7 @@ from tests.emulators.npu import (
     quantise,
     registry,
     schemas,
+    sdpa,
 )
 from tests.emulators.npu.stack import SOCS, current
 
@@ -95,6 +96,7 @@ def install() -> None:
         base = name.partition(".")[0]
         setattr(module, base, getattr(torch.ops.npu, base))
     fusion_gradients.register()
+    sdpa.register()
     load = torch.ops.load_library
     torch.ops.load_library = lambda path: _load(str(path)) if "libPTAExtensionOPS" in str(path) else load(path)
     if current().precisions:

@@ -27,6 +27,19 @@ def not_on_this_chip(what: str, archs: tuple[str, ...], machine: Machine) -> tup
 
 def beyond_fusion(request: Request, *, packs_samples: bool) -> tuple[str, ...]:
     """Sizes that npu_fusion_attention refuses; `packs_samples`: padding becomes one packed call of all samples."""
+    samples = request.q.shape[0] if packs_samples else 1
+    rows = samples * max(request.q.shape[-3], request.k.shape[-3])
+    documents = samples if packs_samples else request.structure_facts.documents
+    in_one_call = packs_samples or (request.structure_kind == "packed" and not request.structure_facts.spans)
+    reasons = beyond_one_call(request, rows)
+    if in_one_call and documents is not None and documents > MOST_DOCUMENTS:
+        text = f"{documents} documents are more than the {MOST_DOCUMENTS} of one packed call: split the batch"
+        return (*reasons, text)
+    return reasons
+
+
+def beyond_one_call(request: Request, rows: int) -> tuple[str, ...]:
+    """What one call of npu_fusion_attention with so many rows refuses, whatever the structure."""
     reasons = []
     if request.v_head_dim > request.head_dim:
         reasons.append(
@@ -37,12 +50,6 @@ def beyond_fusion(request: Request, *, packs_samples: bool) -> tuple[str, ...]:
         reasons.append(
             f"{request.num_heads} query heads are more than the {MOST_HEADS} of one call: split the heads over calls"
         )
-    samples = request.q.shape[0] if packs_samples else 1
-    rows = samples * max(request.q.shape[-3], request.k.shape[-3])
     if rows > MOST_ROWS:
         reasons.append(f"{rows} rows are more than the {MOST_ROWS} of one call: split the batch or the queries")
-    documents = samples if packs_samples else request.structure_facts.documents
-    in_one_call = packs_samples or (request.structure_kind == "packed" and not request.structure_facts.spans)
-    if in_one_call and documents is not None and documents > MOST_DOCUMENTS:
-        reasons.append(f"{documents} documents are more than the {MOST_DOCUMENTS} of one packed call: split the batch")
     return tuple(reasons)
