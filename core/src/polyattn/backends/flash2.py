@@ -122,6 +122,11 @@ def _pages(request: Request) -> tuple[str, ...]:
         reasons.append("a block table on the device may name pages that are not there, and its kernel would read them")
     if not all(_dense_rows(pool) for pool in (request.k, request.v)):
         reasons.append("its kernel reads rows that are dense and begin at 16-byte boundaries; the pool would be copied")
+    if request.window is not None and request.window[0] is not None:
+        reasons.append(
+            f"a window's left side over pages, asked {request.window[0]}: its kernel weighs the keys before all "
+            "windows with 0, and 0 times a NaN that one of them holds is NaN"
+        )
     if facts.query_layout == "padded":
         reasons.append("padded queries over pages are not supported, only batched or packed ones")
     return tuple(reasons)

@@ -67,6 +67,18 @@ def poisoned_row(make: Maker, **given: Any) -> Call:
     return call
 
 
+def window_hides_garbage(make: Maker, **rule: Any) -> Call:
+    """Keys before every query's window hold garbage, in pages that the row's other keys lie in."""
+    call = paged(make, keys=(9, 7, 8), queries=2, window=(2, 0), **rule)
+    assert isinstance(call.structure, Paged)
+    for row, unseen in enumerate((5, 3, 4)):
+        for place in range(unseen):
+            page = int(call.structure.block_table[row, place // make.page_size])
+            for pool in (call.k, call.v):
+                written(pool)[page, place % make.page_size] = GARBAGE[place % len(GARBAGE)]
+    return call
+
+
 def shared_prefix(make: Maker, **rule: Any) -> Call:
     """Two rows share their first page."""
     q, k, v, table = _pools(make, PLAIN, (2, 2), (2 * make.page_size, make.page_size + 1))
@@ -150,6 +162,8 @@ CASES = (
             "packed": partial(paged, **_PACKED),
             "packed_causal": partial(paged, **_PACKED, causal=True),
             "packed_window": partial(paged, **_PACKED, window=(2, 0)),
+            "window_hides_garbage": window_hides_garbage,
+            "causal_window_hides_garbage": partial(window_hides_garbage, causal=True),
             "packed_gqa": partial(paged, heads=Heads(4, 2), **_PACKED),
             "packed_none_new": partial(paged, new=(2, 0, 1), layout="packed", causal=True),
             "shared_prefix": shared_prefix,
