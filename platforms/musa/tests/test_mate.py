@@ -223,8 +223,8 @@ def test_another_makers_module_of_that_name_is_not_called(monkeypatch: pytest.Mo
     def nvidias(q, k, v, softmax_scale, causal, window_size, softcap, return_softmax_lse): ...  # type: ignore[no-untyped-def]
 
     module = types.SimpleNamespace(flash_attn_func=nvidias, flash_attn_varlen_func=nvidias)
-    monkeypatch.setattr(mate_forward.importlib, "import_module", lambda name: module)
-    mate_forward.operators.cache_clear()
+    monkeypatch.setattr(mate_package.importlib, "import_module", lambda name: module)
+    mate_package.operators.cache_clear()
     with pytest.raises(RuntimeError, match=r"cp_world_size.*flash_attn_3"):
-        mate_forward.operators()
-    mate_forward.operators.cache_clear()
+        mate_package.operators()
+    mate_package.operators.cache_clear()

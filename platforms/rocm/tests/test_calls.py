@@ -58,7 +58,7 @@ class Recorder:
 @pytest.fixture
 def aiters(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder(probs=False)
-    monkeypatch.setattr(aiter_forward, "_bound", lambda: (recorder.dense, recorder.packed))
+    monkeypatch.setattr(aiter_forward, "bound", lambda: (recorder.dense, recorder.packed))
     return recorder
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from polyattn import KeyPadding, Packed, Paged
+from polyattn.door import loading
 from polyattn.vendor import Accepted, Machine, Request, StructureFacts, TensorFacts, resolve
 from polyattn_xpu import XpuOptions, vllm_xpu, vllm_xpu_build, vllm_xpu_forward, vllm_xpu_pages
 
@@ -34,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         lse = torch.zeros(out.shape[1], out.shape[0])
         return (out, lse) if given["return_softmax_lse"] else out
 
-    monkeypatch.setattr(vllm_xpu_forward, "_operator", lambda: stand_in)
+    monkeypatch.setattr(vllm_xpu_forward, "operator", lambda: stand_in)
     return calls
 
 
@@ -152,7 +153,7 @@ def test_causal_rows_before_the_first_key_are_zero(asked: Asked, known: str) -> 
 
 def test_a_nan_of_the_kernels_elsewhere_stays(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = torch.full((6, 2, 64), float("nan")).half()
-    monkeypatch.setattr(vllm_xpu_forward, "_operator", lambda: lambda **given: answer)
+    monkeypatch.setattr(vllm_xpu_forward, "operator", lambda: lambda **given: answer)
     q = drawn(6, 2, 64)
     meta = meta_of(Packed.from_lengths([3, 3]), q, q)
     out, _ = vllm_xpu_forward.packed(q, q, q, None, meta=meta, options=(), **CALL)
@@ -259,23 +260,27 @@ def test_missing_and_old_packages_are_told_with_the_way_to_get_them() -> None:
     assert "older than 0.1.16" in reasons(request(), Machine("xpu", "xpu", versions={"vllm-xpu-kernels": "0.1.4"}))
 
 
+def _forget() -> None:
+    loading.forget()
+    vllm_xpu_build.operator.cache_clear()
+
+
 def test_a_package_that_imports_without_its_kernels_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     parent, module = types.ModuleType("vllm_xpu_kernels"), types.ModuleType(vllm_xpu_build.MODULE)
     parent.__spec__ = types.SimpleNamespace(name="vllm_xpu_kernels")  # type: ignore[assignment]
     module.FA2_AVAILABLE, module.FA2_UNAVAILABLE_REASON = False, "libze_loader.so.1: not found"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm_xpu_kernels", parent)
     monkeypatch.setitem(sys.modules, vllm_xpu_build.MODULE, module)
-    vllm_xpu_build.load_failure.cache_clear()
+    _forget()
     try:
         assert "libze_loader.so.1: not found" in reasons(request())
-        vllm_xpu_forward._operator.cache_clear()
+        _forget()
         with pytest.raises(ImportError, match="libze_loader"):
-            vllm_xpu_forward._operator()
+            vllm_xpu_build.operator()
         module.FA2_AVAILABLE = True  # type: ignore[attr-defined]
         module.flash_attn_varlen_func = lambda q, k, v: q  # type: ignore[attr-defined]
-        vllm_xpu_build.load_failure.cache_clear()
+        _forget()
         with pytest.raises(RuntimeError, match=r"block_table.*install 0\.1\.16"):
-            vllm_xpu_forward._operator()
+            vllm_xpu_build.operator()
     finally:
-        vllm_xpu_build.load_failure.cache_clear()
-        vllm_xpu_forward._operator.cache_clear()
+        _forget()

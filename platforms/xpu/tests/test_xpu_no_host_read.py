@@ -22,7 +22,7 @@ def answered(**given: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_xpu_forward, "_operator", lambda: answered)
+    monkeypatch.setattr(vllm_xpu_forward, "operator", lambda: answered)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -16,6 +16,7 @@ from polyattn.vendor import (
     Requires,
     flash2,
     flash2_calls,
+    loaded_last,
     prefix,
     varlen,
     varlen_padding,
@@ -25,6 +26,7 @@ from polyattn_cuda.rows import ROWS
 
 PACKAGE = "flash-attn"
 PAGE_SIZES = range(256, 65537, 256)
+_INTERFACE = "flash_attn.flash_attn_interface"
 _EXTENSION = "flash_attn_2_cuda"
 #: Devices whose shared memory does not hold a backward's tiles of wider heads.
 _SMALL = ("sm_86", "sm_87", "sm_89", "sm_12")
@@ -48,7 +50,7 @@ BROKEN: str = missing_extension()
 
 @lru_cache(maxsize=1)
 def _bound() -> tuple[Any, Any]:
-    module = importlib.import_module("flash_attn.flash_attn_interface")
+    module = importlib.import_module(_INTERFACE)
     return module.flash_attn_func, module.flash_attn_varlen_func
 
 
@@ -82,10 +84,11 @@ def backend() -> Backend:
         causal=True, window=True, softcap=True, lse=True, gqa=True, deterministic=True, out=True, capture=True,
         dtypes=flash2.DTYPES, head_dims=flash2.HEAD_DIMS,
     )  # fmt: skip
+    slots = flash2_calls.slots(__name__, forward, PAGE_SIZES)
     return Backend(
         "flash_attn",
-        flash2_calls.slots(__name__, forward, PAGE_SIZES),
+        slots,
         requires=(Requires(PACKAGE, "2.8", hint),),
-        check=check,
+        check=loaded_last(check, slots, PACKAGE, _INTERFACE, _bound),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

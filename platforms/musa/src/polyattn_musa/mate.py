@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
+from polyattn.vendor import (
+    Backend,
+    Features,
+    Machine,
+    Request,
+    Requires,
+    Slot,
+    TensorFacts,
+    loaded_last,
+    varlen_padding,
+)
 from polyattn_musa import mate_package as package
 
 _FORWARD = "polyattn_musa.mate_forward"
@@ -45,17 +55,18 @@ def backend() -> Backend:
     )  # fmt: skip
     # beside a prefix cut off a window may end before what is left begins, over pages it may begin behind some
     windows = {"dense": True, "prefix_kv": False, "packed": True, "key_padding": True}
-    slots = [
+    unpaged = [
         Slot(f"{_FORWARD}:{kind}", replace(forward, kinds=frozenset({kind}), window=window))
         for kind, window in windows.items()
     ]
-    slots.append(Slot("polyattn_musa.mate_pages:paged", replace(forward, kinds=frozenset({"paged"}), window=False)))
+    over_pages = replace(forward, kinds=frozenset({"paged"}), window=False)
+    slots = (*unpaged, Slot("polyattn_musa.mate_pages:paged", over_pages))
     hint = "from Moore Threads' releases, for MUSA SDK 4.3.6 and torch_musa 2.7 or later; the registry's is another"
     return Backend(
         "mate",
-        tuple(slots),
+        slots,
         requires=(Requires(package.PACKAGE, "0.2", hint), Requires(package.WRAPPER, "", f"mate's wrapper, {hint}")),
-        check=check,
+        check=loaded_last(check, slots, package.PACKAGE, package.INTERFACE, package.operators),
         options=frozenset({"finite_pages"}),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,31 +20,11 @@ from polyattn.vendor import (
     varlen_padding,
 )
 from polyattn_musa.apart import apart, in_tiles
-from polyattn_musa.mate_package import INTERFACE
+from polyattn_musa.mate_package import operators
 from polyattn_musa.sight import blank_blind, blind_rows, every_row_sees
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
-
-_SHARED = frozenset(("q", "k", "v", "softmax_scale", "causal", "window_size", "softcap", "return_softmax_lse"))
-_LENGTHS = frozenset(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "seqused_k", "page_table"))
-#: An argument that no other maker's FlashAttention-3 has: its wrapper claims the name of NVIDIA's module.
-_ITS_OWN = "cp_world_size"
-
-
-@lru_cache(maxsize=1)
-def operators() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`flash_attn_func` and `flash_attn_varlen_func`, once they are known to be mate's and to take what they get."""
-    module = importlib.import_module(INTERFACE)
-    functions = (module.flash_attn_func, module.flash_attn_varlen_func)
-    for function, needed in zip(functions, (_SHARED, _SHARED | _LENGTHS), strict=True):
-        lacking = sorted((needed | {_ITS_OWN}) - set(inspect.signature(function).parameters))
-        if lacking:
-            raise RuntimeError(
-                f"{INTERFACE}.{function.__name__} does not take {', '.join(lacking)}: it is not mate 0.2's, whose "
-                "wrapper is the distribution flash_attn_3; install that, or choose another backend"
-            )
-    return functions
 
 
 def bounds(causal: bool, window: Window, softcap: float, keys: int) -> tuple[bool, tuple[int, int]]:

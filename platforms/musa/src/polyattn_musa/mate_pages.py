@@ -9,7 +9,8 @@ import torch
 
 from polyattn.vendor import PagedMeta, derived, empty_attention, flash2, varlen
 from polyattn_musa.apart import TILE
-from polyattn_musa.mate_forward import Result, Window, called, kernel_for, operators
+from polyattn_musa.mate_forward import Result, Window, called, kernel_for
+from polyattn_musa.mate_package import operators
 from polyattn_musa.options import vouched
 from polyattn_musa.sight import blank_blind
 

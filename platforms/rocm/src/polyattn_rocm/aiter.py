@@ -18,6 +18,7 @@ from polyattn.vendor import (
     Requires,
     Slot,
     flash2,
+    loaded_last,
     prefix,
     varlen,
     varlen_padding,
@@ -124,10 +125,11 @@ def _slots() -> tuple[Slot, ...]:
 def backend() -> Backend:
     """`rocm:aiter`."""
     hint = "AITER's own instructions (pip's amd-aiter is a development wheel that compiles at its first call)"
+    slots = _slots()
     return Backend(
         "aiter",
-        _slots(),
+        slots,
         requires=(Requires(PACKAGE, "0.1.7", hint),),
-        check=check,
+        check=loaded_last(check, slots, PACKAGE, "aiter", aiter_forward.bound),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

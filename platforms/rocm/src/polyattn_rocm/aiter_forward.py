@@ -20,7 +20,7 @@ _COPIES = 8
 
 
 @lru_cache(maxsize=1)
-def _bound() -> tuple[Any, Any]:
+def bound() -> tuple[Any, Any]:
     """aiter's functions; importing it compiles, which takes a ROCm toolchain and minutes."""
     module = importlib.import_module("aiter")
     return module.flash_attn_func, module.flash_attn_varlen_func
@@ -47,7 +47,7 @@ def batched(
             partial(documents, deterministic), q, k, v, out, meta=meta, causal=causal, scale=scale, window=window,
             softcap=softcap, need_lse=need_lse, options=options,
         )  # fmt: skip
-    attend, _ = _bound()
+    attend, _ = bound()
     k, v = flash2.within_reach(q, k, v, window)
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
@@ -81,7 +81,7 @@ def documents(
         q, cu_q, max_q, copies = q.repeat_interleave(_COPIES, dim=0), cu_q * _COPIES, _COPIES, _COPIES
     else:
         copies = 1
-    _, attend = _bound()
+    _, attend = bound()
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     lse_too = need_lse or wants_grad(q, k, v)

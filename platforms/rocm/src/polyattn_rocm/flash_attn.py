@@ -16,6 +16,7 @@ from polyattn.vendor import (
     Requires,
     flash2,
     flash2_calls,
+    loaded_last,
     prefix,
     varlen,
     varlen_padding,
@@ -27,6 +28,7 @@ PACKAGE = "flash-attn"
 HINT = "pip install flash-attn --no-build-isolation (a source distribution; it compiles with hipcc)"
 #: Read by the package where it is imported: exactly "TRUE" makes it run its Triton kernels (`flash_attn_triton`).
 TRITON_ROUTE = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
+INTERFACE = "flash_attn.flash_attn_interface"
 _EXTENSION = "flash_attn_2_cuda"
 #: What 2.8.3 builds its extension for.
 _ARCHS = ("gfx90a", "gfx942", "gfx950")
@@ -50,7 +52,7 @@ BROKEN: str = missing_extension()
 @lru_cache(maxsize=1)
 def bound() -> tuple[Any, Any]:
     """The package's two functions, dense and packed."""
-    module = importlib.import_module("flash_attn.flash_attn_interface")
+    module = importlib.import_module(INTERFACE)
     return module.flash_attn_func, module.flash_attn_varlen_func
 
 
@@ -80,10 +82,11 @@ def backend() -> Backend:
         causal=True, window=True, lse=True, gqa=True, deterministic=True, out=True, capture=True,
         dtypes=flash2.DTYPES, head_dims=flash2.HEAD_DIMS,
     )  # fmt: skip
+    slots = flash2_calls.slots(__name__, forward, ck.PAGE_SIZES)
     return Backend(
         "flash_attn",
-        flash2_calls.slots(__name__, forward, ck.PAGE_SIZES),
+        slots,
         requires=(Requires(PACKAGE, "2.8", HINT),),
-        check=check,
+        check=loaded_last(check, slots, PACKAGE, INTERFACE, bound),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

@@ -19,11 +19,12 @@ from polyattn.vendor import (
     Slot,
     flash2,
     flash2_calls,
+    loaded_last,
     prefix,
     varlen_padding,
 )
 from polyattn_rocm import square
-from polyattn_rocm.flash_attn import HINT, PACKAGE, TRITON_ROUTE, bound
+from polyattn_rocm.flash_attn import HINT, INTERFACE, PACKAGE, TRITON_ROUTE, bound
 from polyattn_rocm.rows import ROWS
 
 #: The only release line whose silences were read.
@@ -80,10 +81,11 @@ def _slots() -> tuple[Slot, ...]:
 
 def backend() -> Backend:
     """`rocm:flash_attn_triton`."""
+    slots = _slots()
     return Backend(
         "flash_attn_triton",
-        _slots(),
+        slots,
         requires=(Requires(PACKAGE, "2.8", f"{TRITON_ROUTE}=TRUE {HINT}"),),
-        check=check,
+        check=loaded_last(check, slots, PACKAGE, INTERFACE, _bound),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

@@ -26,6 +26,7 @@ from polyattn.vendor import (
     Requires,
     Slot,
     empty_attention,
+    loaded_last,
     prefix,
     varlen,
     varlen_padding,
@@ -36,15 +37,14 @@ Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
 
 PACKAGE = "intel-extension-for-pytorch"
+_MODULE = "intel_extension_for_pytorch.llm.functional"
 #: Powers of two that q may be multiplied by; float16 has too few exponents for any but 1.
 _MOST = 2.0**16
 
 
 @lru_cache(maxsize=1)
 def _operator() -> Callable[..., torch.Tensor]:
-    function: Callable[..., torch.Tensor] = importlib.import_module(
-        "intel_extension_for_pytorch.llm.functional"
-    ).varlen_attention
+    function: Callable[..., torch.Tensor] = importlib.import_module(_MODULE).varlen_attention
     return function
 
 
@@ -180,6 +180,6 @@ def backend() -> Backend:
         "ipex",
         slots,
         requires=(Requires(PACKAGE, "2.8", hint),),
-        check=check,
+        check=loaded_last(check, slots, PACKAGE, _MODULE, _operator),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

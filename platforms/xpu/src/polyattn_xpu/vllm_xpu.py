@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, TensorFacts, varlen_padding
+from polyattn.vendor import (
+    Backend,
+    Features,
+    Machine,
+    Request,
+    Requires,
+    Slot,
+    TensorFacts,
+    loaded_last,
+    varlen_padding,
+)
 from polyattn_xpu import vllm_xpu_build as build
 
 _FORWARD = "polyattn_xpu.vllm_xpu_forward"
 
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
-    """What features cannot say: the device, a wheel that does not load, padding that packing would move, pages."""
-    reasons = [failure] if (failure := build.load_failure()) else []
+    """What features cannot say: the device, padding that packing would move, pages."""
+    reasons = []
     if not build.served(machine.arch):
         reasons.append(f"architecture {machine.arch} is not one it has kernels for: PVC, BMG, LNL, PTL, WCL")
     reasons += varlen_padding.packs_in_place(request, machine)
@@ -70,11 +80,12 @@ def _slots() -> tuple[Slot, ...]:
 def backend() -> Backend:
     """`xpu:vllm_xpu`."""
     hint = "pip install vllm-xpu-kernels beside the XPU build of torch that its release notes name"
+    slots = _slots()
     return Backend(
         "vllm_xpu",
-        _slots(),
+        slots,
         requires=(Requires(build.PACKAGE, "0.1.16", hint),),
-        check=check,
+        check=loaded_last(check, slots, build.PACKAGE, build.MODULE, build.operator),
         options=frozenset({"finite_pages"}),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},
     )

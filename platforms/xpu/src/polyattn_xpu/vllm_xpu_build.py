@@ -1,13 +1,22 @@
-"""What vllm-xpu-kernels is compiled for, and whether it loads here: facts, and one guarded import."""
+"""What vllm-xpu-kernels is compiled for, and the function of it that is called: facts, and one import."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import inspect
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 PACKAGE = "vllm-xpu-kernels"
 MODULE = "vllm_xpu_kernels.flash_attn_interface"
+#: What the package's function is called with, by name: its order is vLLM's, not FlashAttention's.
+_ARGUMENTS = frozenset(
+    (
+        "q", "k", "v", "max_seqlen_q", "cu_seqlens_q", "max_seqlen_k", "cu_seqlens_k", "seqused_k", "block_table",
+        "softmax_scale", "causal", "return_softmax_lse", "out", "is_mix_batch",
+    )
+)  # fmt: skip
 
 #: Compiled forms of the wheel 0.1.16.2, read from its libraries. What is not among them would run in the package's
 #: PyTorch reference, which reads lengths on the host and holds all scores: it is never asked for.
@@ -66,18 +75,17 @@ def decodes(heads: int, head_dim: int, page_size: int) -> bool:
 
 
 @lru_cache(maxsize=1)
-def load_failure() -> str:
-    """Why the installed package has no kernels in this process; empty where it has, or is not here at all.
-
-    Its import succeeds without them: it then only says so.
-    """
-    if importlib.util.find_spec(MODULE.partition(".")[0]) is None:
-        return ""
-    try:
-        module = importlib.import_module(MODULE)
-    except Exception as error:
-        return f"{PACKAGE} cannot be imported: {type(error).__name__}: {error}"
-    if getattr(module, "FA2_AVAILABLE", True):
-        return ""
-    why = getattr(module, "FA2_UNAVAILABLE_REASON", None) or "it does not say why"
-    return f"{PACKAGE} has no kernels here ({why}): its wheel loads beside one build of torch, that it was linked with"
+def operator() -> Callable[..., Any]:
+    """`flash_attn_varlen_func`, once it is known to have its kernels, without which it can be imported, and to fit."""
+    module = importlib.import_module(MODULE)
+    if not getattr(module, "FA2_AVAILABLE", True):
+        why = getattr(module, "FA2_UNAVAILABLE_REASON", None) or "it does not say why"
+        raise ImportError(f"{why}: its wheel loads beside one build of torch, that it was linked with")
+    function: Callable[..., Any] = module.flash_attn_varlen_func
+    lacking = sorted(_ARGUMENTS - set(inspect.signature(function).parameters))
+    if lacking:
+        raise RuntimeError(
+            f"{PACKAGE}: flash_attn_varlen_func does not take {', '.join(lacking)}; "
+            "install 0.1.16 or later, or choose another backend"
+        )
+    return function

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,36 +18,11 @@ from polyattn.vendor import (
     varlen,
     varlen_padding,
 )
-from polyattn_xpu import vllm_xpu_build
 from polyattn_xpu.sight import blank_blind, every_row_sees
+from polyattn_xpu.vllm_xpu_build import form, operator
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
-
-#: What the package's function is called with, by name: its order is vLLM's, not FlashAttention's.
-_ARGUMENTS = frozenset(
-    (
-        "q", "k", "v", "max_seqlen_q", "cu_seqlens_q", "max_seqlen_k", "cu_seqlens_k", "seqused_k", "block_table",
-        "softmax_scale", "causal", "return_softmax_lse", "out", "is_mix_batch",
-    )
-)  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def _operator() -> Callable[..., Any]:
-    """`flash_attn_varlen_func`, once it is known to have its kernels and to take what it is given."""
-    module = importlib.import_module(vllm_xpu_build.MODULE)
-    failure = vllm_xpu_build.load_failure()
-    if failure:
-        raise ImportError(failure)
-    function: Callable[..., Any] = module.flash_attn_varlen_func
-    lacking = sorted(_ARGUMENTS - set(inspect.signature(function).parameters))
-    if lacking:
-        raise RuntimeError(
-            f"{vllm_xpu_build.PACKAGE}: flash_attn_varlen_func does not take {', '.join(lacking)}; "
-            "install 0.1.16 or later, or choose another backend"
-        )
-    return function
 
 
 def documents(
@@ -75,7 +47,7 @@ def documents(
         result, lse = empty_attention(q, k, v, need_lse)
         return (result if out is None else out.copy_(result)), lse
     width = q.shape[-1]
-    target, with_lse = vllm_xpu_build.form(width, causal, need_lse)
+    target, with_lse = form(width, causal, need_lse)
     place = out
     if target > width:
         q, k, v = (pad(tensor, (0, target - width)) for tensor in (q, k, v))
@@ -176,7 +148,7 @@ def attend(
     if scale <= 0.0:
         q, scale = positive_scale(q, scale)
     place = out if out is not None and out.is_contiguous() else q.new_empty(*q.shape[:-1], v.shape[-1])
-    answer = _operator()(
+    answer = operator()(
         q=q.contiguous(), k=k, v=v, max_seqlen_q=max_q, cu_seqlens_q=cu_q, max_seqlen_k=max_k, softmax_scale=scale,
         causal=causal, return_softmax_lse=with_lse, out=place, is_mix_batch=False, **lengths,
     )  # fmt: skip
