@@ -120,7 +120,7 @@ def test_a_package_that_does_not_load_is_a_reason(
     (decision,) = resolve(request(), case.machine(), [case.found()])
     assert isinstance(decision, Rejected)
     (reason,) = decision.reasons
-    assert "is installed and does not load here" in reason
+    assert "is installed and cannot be used in this process" in reason
     assert FAULTS[does] in reason
     assert "use another backend" in reason
 

@@ -73,7 +73,7 @@ def tritons(monkeypatch: pytest.MonkeyPatch) -> Recorder:
             return answer
         return answer[0], answer[1].T.contiguous(), None
 
-    monkeypatch.setattr(flash_attn_triton, "bound", lambda: (recorder.dense, packed))
+    monkeypatch.setattr(flash_attn_triton, "functions", lambda of_triton: (recorder.dense, packed))
     return recorder
 
 

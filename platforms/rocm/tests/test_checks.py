@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
 
+from polyattn.door import loading
 from polyattn.vendor import Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve
 from polyattn_rocm import aiter, backends, ck, flash_attn, flash_attn_triton, torch_varlen
 from polyattn_rocm.order import order
@@ -151,6 +154,36 @@ def test_a_package_without_its_extension_is_a_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(flash_attn, "BROKEN", flash_attn.missing_extension())
     assert "without its extension flash_attn_2_cuda" in reasons(flash_attn, request())
     assert reasons(flash_attn_triton, request(), machine(env=TRITON_ROUTE)) == "", "it needs none"
+
+
+@pytest.mark.parametrize("loaded_with", ["TRUE", None])
+def test_the_route_that_the_package_took_at_its_import_counts_not_what_the_variable_became(
+    monkeypatch: pytest.MonkeyPatch, loaded_with: str | None
+) -> None:
+    loaded = types.ModuleType(flash_attn.INTERFACE)
+    loaded.USE_TRITON_ROCM = loaded_with == "TRUE"  # type: ignore[attr-defined]
+    loaded.flash_attn_func = loaded.flash_attn_varlen_func = print  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, flash_attn.INTERFACE, loaded)
+    routed, unset = machine(env=TRITON_ROUTE), machine()
+    taken, refused = (flash_attn_triton, routed), (flash_attn, unset)
+    if loaded_with is None:
+        taken, refused = refused, taken
+    _forget()
+    try:
+        assert reasons(taken[0], request(), taken[1]) == ""
+        told = reasons(refused[0], request(), refused[1])
+        assert "was when it was imported" in told
+        assert f"set it to {'TRUE' if loaded_with is None else 'FALSE'} before the process starts" in told
+        with pytest.raises(RuntimeError, match="not those asked for"):  # and no slot calls it
+            flash_attn.functions(loaded_with is None)
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    loading.forget()
+    flash_attn.functions.cache_clear()
 
 
 @pytest.mark.parametrize(("asked", "words"), [

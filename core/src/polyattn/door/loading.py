@@ -47,9 +47,8 @@ def load_failure(machine: Machine, package: str, module: str, bind: Bind) -> str
     if not error:
         return ""
     release = " ".join(filter(None, (package, machine.versions.get(package, ""))))
-    return (
-        f"{release} is installed and does not load here ({error}): reinstall it for this torch, or use another backend"
-    )
+    way = "a build of it for this torch may be, or use another backend"
+    return f"{release} is installed and cannot be used in this process ({error}): {way}"
 
 
 def _is_here(machine: Machine, package: str, module: str) -> bool:

@@ -49,11 +49,27 @@ def missing_extension() -> str:
 BROKEN: str = missing_extension()
 
 
-@lru_cache(maxsize=1)
-def bound() -> tuple[Any, Any]:
-    """The package's two functions, dense and packed."""
+@lru_cache(maxsize=2)
+def functions(of_triton: bool) -> tuple[Any, Any]:
+    """The package's two functions, dense and packed, once it is known which kernels they run.
+
+    It read the variable where it was imported, perhaps before that was set as the machine's facts have it.
+    """
     module = importlib.import_module(INTERFACE)
+    runs_triton = bool(getattr(module, "USE_TRITON_ROCM", False))
+    if runs_triton != of_triton:
+        kernels = "Triton kernels" if runs_triton else "Composable Kernel"
+        value = "TRUE" if of_triton else "FALSE"
+        raise RuntimeError(
+            f"flash_attn runs its {kernels}, as {TRITON_ROUTE} was when it was imported, and not those asked for: "
+            f"set it to {value} before the process starts"
+        )
     return module.flash_attn_func, module.flash_attn_varlen_func
+
+
+def bound() -> tuple[Any, Any]:
+    """The two functions over Composable Kernel."""
+    return functions(False)
 
 
 documents = partial(flash2_calls.documents, bound)

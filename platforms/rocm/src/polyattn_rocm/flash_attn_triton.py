@@ -24,7 +24,7 @@ from polyattn.vendor import (
     varlen_padding,
 )
 from polyattn_rocm import square
-from polyattn_rocm.flash_attn import HINT, INTERFACE, PACKAGE, TRITON_ROUTE, bound
+from polyattn_rocm.flash_attn import HINT, INTERFACE, PACKAGE, TRITON_ROUTE, functions
 from polyattn_rocm.rows import ROWS
 
 #: The only release line whose silences were read.
@@ -33,7 +33,7 @@ _WHY = "its kernel writes zeros into other documents' LSE, or behind it, for eve
 
 
 def _bound() -> tuple[Any, Any]:
-    dense, packed = bound()
+    dense, packed = functions(True)
     return dense, partial(_heads_first, packed)
 
 
