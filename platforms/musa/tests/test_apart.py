@@ -48,4 +48,5 @@ def test_documents_that_end_with_tiles_need_nothing() -> None:
     assert in_tiles((64, 128, 7))
     assert in_tiles((5,))
     assert not in_tiles((63, 64))
+    assert not in_tiles((32, 64)), "a tile has 64 keys, and half of one ends none"
     assert not in_tiles(None)

@@ -106,6 +106,17 @@ def test_aiters_packed_call_has_its_own_words(aiters: Recorder) -> None:
     assert call["return_lse"] is False
 
 
+@pytest.mark.parametrize("window", [None, (1, 1)])
+def test_more_queries_than_keys_under_a_window_are_told_as_the_most_keys(aiters: Recorder, window: Any) -> None:
+    """Else the kernel's host code takes a right side of so many keys for unbounded."""
+    q, k = drawn(12, 2, 64), drawn(5, 2, 64)
+    call = {"need_lse": False, "window": window}
+    documents(partial(aiter_forward.documents, False), q, k, [9, 3], [2, 3], **call)
+    flash = partial(flash2_calls.documents, lambda: (aiters.dense, aiters.packed), False)
+    documents(flash, q, k, [9, 3], [2, 3], **call)
+    assert [call["max_seqlen_k"] for call in aiters.calls] == [3 if window is None else 9] * 2
+
+
 def test_a_softcap_goes_to_aiters_packed_function(aiters: Recorder) -> None:
     q = drawn(2, 3, 2, 64)
     aiter.dense(q, q, q, None, meta=None, options=(), **CALL | {"softcap": 30.0})

@@ -233,6 +233,12 @@ def test_every_backend_has_its_place_in_the_order(arch: str) -> None:
     assert sorted(order(request(), machine(arch))) == sorted(names)
 
 
+def test_amds_own_kernels_are_asked_first_on_data_centre_devices_alone() -> None:
+    firsts = {arch: order(request(), machine(arch))[0] for arch in ("gfx90a", "gfx942", "gfx1100", "gfx1201", "")}
+    others = dict.fromkeys(("gfx1100", "gfx1201", ""), "flash_attn_triton")
+    assert firsts == {"gfx90a": "aiter", "gfx942": "aiter", **others}
+
+
 def test_documents_are_kept_apart_natively_by_all_of_them() -> None:
     for name in ("aiter", "flash_attn", "torch_varlen"):
         module = TAKEN[name][0]

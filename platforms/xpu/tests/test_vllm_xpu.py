@@ -210,6 +210,14 @@ def test_a_row_without_keys_is_zero(asked: Asked, options: tuple[object, ...]) -
     assert paged_call([0, 0], options).eq(0).all()
 
 
+def test_where_a_row_asks_nothing_pages_are_copied_for_their_kernel_would_write_a_row_for_it(asked: Asked) -> None:
+    pool, q = drawn(6, 16, 1, 64), drawn(2, 2, 64)
+    for q_lengths, copied in (([2, 0], True), ([1, 1], False)):
+        meta = meta_of(Paged([[2, 0], [5, 1]], [32, 16], q_lengths=q_lengths), q, pool)
+        vllm_xpu_pages.paged(q, pool, pool, None, meta=meta, options=(), **CALL)
+        assert ("block_table" not in asked.pop()) == copied
+
+
 # what is refused
 
 
