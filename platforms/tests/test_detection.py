@@ -83,6 +83,14 @@ def test_a_variable_that_hides_every_device_is_named(
         assert f"{variable}='-1'" in found.reason
 
 
+def test_a_count_below_0_is_no_device(monkeypatch: pytest.MonkeyPatch, vendor: str, detection: ModuleType) -> None:
+    """Runtimes answer -1 where they cannot tell."""
+    pretend(monkeypatch, vendor, devices=-1)
+    found = detection.probe()
+    assert isinstance(found, Declined)
+    assert "sees no device" in found.reason
+
+
 def test_where_asking_the_runtime_would_break_a_fork_a_child_asks(child: Child, detection: ModuleType) -> None:
     asked = child('echo "a word of the driver\'s"; echo 3')
     found = detection.probe()

@@ -231,6 +231,7 @@ def test_a_plain_request_is_accepted_also_where_the_device_is_not_known() -> Non
 @pytest.mark.parametrize(("arch", "served"), [
     ("0x30f000700", True), ("0x500400400", True), ("0x500800000", True), ("0x501000400", True), ("0x780000400", True),
     ("0x30dc00800", False), ("0x311800400", False), ("0x5004004", True), ("0x0", True), ("", True),
+    ("bmg", True), ("PVC", True), ("bmg-g21", True), ("acm-g10", False),
 ])  # fmt: skip
 def test_devices_it_has_kernels_for(arch: str, served: bool) -> None:
     told = reasons(request(), Machine("xpu", "xpu", arch=arch, versions=BMG.versions))
@@ -266,6 +267,14 @@ def test_pages_it_cannot_read_are_told(facts: dict[str, Any], words: str) -> Non
 def test_missing_and_old_packages_are_told_with_the_way_to_get_them() -> None:
     assert "pip install vllm-xpu-kernels" in reasons(request(), Machine("xpu", "xpu"))
     assert "older than 0.1.16" in reasons(request(), Machine("xpu", "xpu", versions={"vllm-xpu-kernels": "0.1.4"}))
+
+
+@pytest.mark.parametrize(("release", "known"), [
+    ("0.1.16", True), ("0.1.16.2", True), ("0.1.16+xe", True), ("0.1.17", False), ("0.1.160", False), ("0.2.0", False),
+])  # fmt: skip
+def test_a_release_whose_kernels_were_not_read_is_refused(release: str, known: bool) -> None:
+    told = reasons(request(), Machine("xpu", "xpu", versions={"vllm-xpu-kernels": release}))
+    assert told == "" if known else f"{release}: what it is compiled for is known of 0.1.16 alone" in told
 
 
 def _forget() -> None:

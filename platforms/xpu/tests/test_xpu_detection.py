@@ -30,3 +30,9 @@ def test_architecture_and_name_of_a_device_in_use(monkeypatch: pytest.MonkeyPatc
     )
     facts = detection.machine("xpu:1")
     assert (facts.arch, facts.name) == ("0x5004000", "Intel Arc B580")
+
+
+def test_an_architecture_that_sycl_does_not_know_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for facts in (SimpleNamespace(architecture=0, name="Intel"), SimpleNamespace(name="Intel")):
+        pretend(monkeypatch, "xpu", is_initialized=lambda: True, get_device_properties=lambda index, facts=facts: facts)
+        assert (detection.machine("xpu:0").arch, detection.machine("xpu:0").name) == ("", "Intel")

@@ -53,7 +53,7 @@ def probe() -> Found | Declined:
         count = _count(torch)
     except _CountError as error:
         return Declined(f"{seen_by} cannot count devices{_hidden()}: {error}")
-    if count == 0:
+    if count <= 0:
         return Declined(f"{seen_by} sees no device{_hidden()}")
     return Found(f"{count} device{'s' if count > 1 else ''}, {seen_by}{_hidden()}", count)
 

@@ -48,7 +48,7 @@ def probe() -> Found | Declined:
         count = _count(torch)
     except _CountError as error:
         return Declined(f"{seen_by} cannot count devices{_hidden()}: {error}")
-    if count == 0:
+    if count <= 0:
         return Declined(f"{seen_by} sees no device{_hidden()}")
     return Found(f"{count} device{'s' if count > 1 else ''}, {seen_by}{_hidden()}", count)
 
@@ -147,4 +147,5 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
     if not torch.xpu.is_initialized():
         return "", ""
     facts = torch.xpu.get_device_properties(index)
-    return f"{getattr(facts, 'architecture', 0):#x}", str(facts.name)
+    number = getattr(facts, "architecture", 0)  # 0: this SYCL does not know
+    return f"{number:#x}" if number else "", str(facts.name)

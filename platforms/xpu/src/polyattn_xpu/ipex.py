@@ -148,7 +148,7 @@ def _scale(request: Request) -> tuple[str, ...]:
         return ()
     usual = request.head_dim**-0.5
     ways = f"only {usual}" if request.dtype == "float16" else f"only {usual} times a power of two"
-    return (f"scale {request.scale} is not honoured by its CPU build, {ways}",)
+    return (f"scale {request.scale} is not honoured by every build of it, {ways}",)
 
 
 def _rows(request: Request) -> tuple[str, ...]:

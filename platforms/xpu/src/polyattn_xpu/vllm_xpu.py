@@ -21,14 +21,24 @@ _FORWARD = "polyattn_xpu.vllm_xpu_forward"
 
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
-    """What features cannot say: the device, padding that packing would move, pages."""
+    """What features cannot say: the device, the release, padding that packing would move, pages."""
     reasons = []
     if not build.served(machine.arch):
-        reasons.append(f"architecture {machine.arch} is not one it has kernels for: PVC, BMG, LNL, PTL, WCL")
+        reasons.append(f"architecture {machine.arch} is not one it has kernels for: {', '.join(build.NAMES)}")
+    reasons += _release(machine)
     reasons += varlen_padding.packs_in_place(request, machine)
     if request.structure_kind == "prefix_kv" and request.causal and request.structure_facts.queries == "all":
         reasons.append("causal over a prefix of the keys is off the diagonal of one call")
     return (*reasons, *_pages(request))
+
+
+def _release(machine: Machine) -> tuple[str, ...]:
+    """A form that a release does not have runs in PyTorch, slowly and with host reads, and nothing says so."""
+    found = machine.versions.get(build.PACKAGE, build.KNOWN)
+    if (found.partition("+")[0] + ".").startswith(build.KNOWN + "."):
+        return ()
+    way = f"pip install '{build.PACKAGE}=={build.KNOWN}.*'"
+    return (f"package {build.PACKAGE} {found}: what it is compiled for is known of {build.KNOWN} alone: {way}",)
 
 
 def _pages(request: Request) -> tuple[str, ...]:
@@ -84,7 +94,7 @@ def backend() -> Backend:
     return Backend(
         "vllm_xpu",
         slots,
-        requires=(Requires(build.PACKAGE, "0.1.16", hint),),
+        requires=(Requires(build.PACKAGE, build.KNOWN, hint),),
         check=loaded_last(check, slots, build.PACKAGE, build.MODULE, build.operator),
         options=frozenset({"finite_pages"}),
         tolerances={"float16": 4e-3, "bfloat16": 3e-2},

@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 PACKAGE = "vllm-xpu-kernels"
+#: The only releases whose compiled forms were read.
+KNOWN = "0.1.16"
 MODULE = "vllm_xpu_kernels.flash_attn_interface"
 #: What the package's function is called with, by name: its order is vLLM's, not FlashAttention's.
 _ARGUMENTS = frozenset(
@@ -45,11 +47,16 @@ MOST_HEADS = 16
 #: Xe families by the two numbers that begin an architecture: 12.60 and 12.61 are PVC, 20.x BMG and LNL, 30.x PTL, WCL.
 _PVC = ((12, 60), (12, 61))
 _XE2, _XE3 = 20, 30
+#: The same by the names that people give them, as a machine that is described may have them.
+NAMES = ("PVC", "BMG", "LNL", "PTL", "WCL")
 
 
 def served(arch: str) -> bool:
-    """Whether the wheel has kernels for an architecture as SYCL numbers it; an unknown one may have them."""
-    number = int(arch, 16) if arch else 0
+    """Whether the wheel has kernels for an architecture, by SYCL's number or by name; an unknown one may have them."""
+    try:
+        number = int(arch or "0", 16)
+    except ValueError:
+        return arch.upper().startswith(NAMES)
     if number == 0:
         return True
     number = number >> 8 if number > 0xFFFFFFFF else number  # some releases of SYCL put a byte of zeros behind
