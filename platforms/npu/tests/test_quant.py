@@ -187,6 +187,18 @@ def scene_keys_that_are_not_there_do_not_count() -> None:
             assert error(out, *tensors) < LIMITS["mxfp4"]
 
 
+def scene_keys_that_are_not_there_do_not_count_where_all_others_score_far_below_them() -> None:
+    q, k, v = (
+        torch.full((1, 8, 2, 128), 3.0).bfloat16(),
+        torch.full((1, 700, 2, 128), -3.0).bfloat16(),
+        drawn(1, 700, 2, 128),
+    )
+    for rotate in (False, True):
+        for keys in (k, k + torch.randn(k.shape, generator=torch.Generator().manual_seed(5)).bfloat16()):
+            out, _ = ran(q, keys, v, quant=pa.Quant("mxfp4", rotate=rotate))
+            assert error(out, q, keys, v) < LIMITS["mxfp4"], (rotate, error(out, q, keys, v))
+
+
 def scene_layouts_and_dtypes() -> None:
     q, k = drawn(1, 40, 4, 64), drawn(1, 512, 2, 64)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):

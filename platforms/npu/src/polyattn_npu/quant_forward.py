@@ -87,12 +87,15 @@ def _uncounted(
 ) -> torch.Tensor:
     """mxfp4 by `_attend`, without the share of the softmax of keys that are not there: their scores are 0.
 
-    A column of ones beside the values is the share of the real keys, and is divided out. Few keys leave little of it.
+    A column of ones beside the values is the share of the real keys, and is divided out. Without their mean the keys'
+    scores are 0 on average, which the softmax does not see: else that share vanishes where all are well below 0.
     """
     if k.shape[1] % _FILLED == 0:
         return _attend("mxfp4", layout, scale, matrix, q, k, v)
     if matrix is not None:
         q, k = q @ matrix, k @ matrix
+    full = k.float()
+    k = (full - full.mean(dim=1, keepdim=True)).to(k.dtype)
     width = q.shape[-1]
     ones = pad(pad(v, (0, 1), value=1.0), (0, width - 1))
     wide = _attend("mxfp4", layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
