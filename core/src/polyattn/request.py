@@ -74,7 +74,7 @@ def settle(
     if kind == "key_padding":
         if facts.common_prefix == k_shape[1]:
             return "dense", StructureFacts()
-        # a shorter key tensor would move the diagonal, unless the queries are shortened with it
+        # a shorter key tensor would move the diagonal, unless the queries are shortened with it: no slot meets that
         moves = facts.queries == "all" and (arguments.causal or arguments.window is not None)
         if facts.common_prefix is not None and not moves:
             return "prefix_kv", facts

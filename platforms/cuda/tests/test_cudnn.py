@@ -61,8 +61,6 @@ def test_causal_of_other_lengths_is_another_backends():
     answer = decision(4, 8, causal=True)
     assert isinstance(answer, Rejected)
     assert "Sq=4 and Sk=8" in answer.reasons[0]
-    prefix = StructureFacts(queries="all", prefix=True, common_prefix=4)
-    assert isinstance(decision(8, 8, "prefix_kv", causal=True, structure_facts=prefix), Rejected)
 
 
 @pytest.mark.parametrize("scale", [-0.2, 0.0])

@@ -184,6 +184,13 @@ def test_plain_requests_are_accepted_also_where_the_device_is_not_known(kind: st
         assert reasons(request(kind, structure_facts=facts), machine) == ""
 
 
+def test_a_window_over_a_prefix_runs_as_the_slice_that_it_is() -> None:
+    facts = StructureFacts(prefix=True, queries="same", common_prefix=5)
+    answer = resolve(request("prefix_kv", window=(2, 2), structure_facts=facts), S5000, [mate.backend()])[0]
+    assert isinstance(answer, Accepted)
+    assert answer.slot.name == "prefix_kv"
+
+
 @pytest.mark.parametrize(("facts", "words"), [
     ({"grad": True}, "gradients"),
     ({"deterministic": True}, "deterministic"),

@@ -92,7 +92,6 @@ def test_causal_is_taken_where_both_corners_are_one() -> None:
         facts = StructureFacts(documents=2, same_lengths=same)
         assert words in reasons(request("packed", causal=True, structure_facts=facts))
         assert bool(reasons(request("packed", causal=True, structure_facts=facts))) == bool(words)
-    assert "top left" in reasons(request("prefix_kv", causal=True, structure_facts=StructureFacts(queries="all")))
 
 
 @pytest.mark.parametrize(("facts", "words"), [

@@ -245,7 +245,6 @@ def test_devices_it_has_kernels_for(arch: str, served: bool) -> None:
     ({"dim": 512}, "head_dim 512"),
     ({"kind": "mask"}, "structure 'mask'"),
     ({"kind": "key_padding", "causal": True, "structure_facts": StructureFacts(prefix=False)}, "would move"),
-    ({"kind": "prefix_kv", "causal": True, "structure_facts": StructureFacts(queries="all")}, "off the diagonal"),
 ])  # fmt: skip
 def test_what_it_cannot_do_is_told(facts: dict[str, Any], words: str) -> None:
     assert words in reasons(request(facts.pop("kind", "dense"), **facts))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Every structure kind a slot can take, in the order that reports use.
+#: Every structure kind a slot can take, in the order that reports use. "prefix_kv" is key padding that keeps one prefix
+#: in all rows, whose slice moves no diagonal: under causal or a window its queries are "same", cut as the keys are.
 KINDS = (
     "dense",
     "prefix_kv",

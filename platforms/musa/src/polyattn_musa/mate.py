@@ -53,13 +53,11 @@ def backend() -> Backend:
         causal=True, window=True, softcap=True, lse=True, gqa=True, out=True,
         dtypes=frozenset({"float16", "bfloat16"}), head_dims=range(8, 513, 8),
     )  # fmt: skip
-    # beside a prefix cut off a window may end before what is left begins, over pages it may begin behind some
-    windows = {"dense": True, "prefix_kv": False, "packed": True, "key_padding": True}
-    unpaged = [
-        Slot(f"{_FORWARD}:{kind}", replace(forward, kinds=frozenset({kind}), window=window))
-        for kind, window in windows.items()
-    ]
-    over_pages = replace(forward, kinds=frozenset({"paged"}), window=False)
+    unpaged = (
+        Slot(f"{_FORWARD}:{kind}", replace(forward, kinds=frozenset({kind})))
+        for kind in ("dense", "prefix_kv", "packed", "key_padding")
+    )
+    over_pages = replace(forward, kinds=frozenset({"paged"}), window=False)  # one may begin behind some pages
     slots = (*unpaged, Slot("polyattn_musa.mate_pages:paged", over_pages))
     hint = "from Moore Threads' releases, for MUSA SDK 4.3.6 and torch_musa 2.7 or later; the registry's is another"
     return Backend(

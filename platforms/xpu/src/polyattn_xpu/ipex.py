@@ -156,11 +156,7 @@ def _rows(request: Request) -> tuple[str, ...]:
     reasons = []
     if kind == "packed" and (not facts.host or facts.capacity):
         reasons.append("document boundaries that only the device knows may leave rows over, which it refuses")
-    apart = {
-        "packed": not facts.same_lengths,
-        "prefix_kv": facts.queries == "all",
-        "key_padding": facts.queries == "all",
-    }
+    apart = {"packed": not facts.same_lengths, "key_padding": facts.queries == "all"}
     if request.causal and apart.get(kind, False):
         reasons.append("causal between different numbers of queries and keys is aligned at the top left")
     return tuple(reasons)

@@ -27,8 +27,6 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
         reasons.append(f"architecture {machine.arch} is not one it has kernels for: {', '.join(build.NAMES)}")
     reasons += _release(machine)
     reasons += varlen_padding.packs_in_place(request, machine)
-    if request.structure_kind == "prefix_kv" and request.causal and request.structure_facts.queries == "all":
-        reasons.append("causal over a prefix of the keys is off the diagonal of one call")
     return (*reasons, *_pages(request))
 
 
