@@ -20,7 +20,7 @@ from polyattn_npu.laser_range import (
     least_scale,
     positive,
 )
-from polyattn_npu.mindie_package import REQUIRES, without_plugin
+from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
 from polyattn_npu.options import LASER, NpuOptions, npu_options
 
@@ -33,16 +33,18 @@ _FORWARD = "polyattn_npu.laser_forward"
 def backend() -> Backend:
     """The backend `laser`. `order.py` has it last unless it is asked for, by option or variable."""
     features = Features(gqa=True, out=True, dtypes=HALVES, head_dims=range(1, 129))
-    return Backend(
-        "laser",
-        (
-            Slot(f"{_FORWARD}:dense", features),
-            Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
-            Slot(f"{_FORWARD}:packed", replace(features, kinds=frozenset({"packed"}), max_documents=1)),
-        ),
-        requires=REQUIRES,
-        check=check,
-        options=frozenset({"op_type", "opt_mode", "op_layout", "laser_input_scale", "laser_max_abs"}),
+    return once_imported(
+        Backend(
+            "laser",
+            (
+                Slot(f"{_FORWARD}:dense", features),
+                Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
+                Slot(f"{_FORWARD}:packed", replace(features, kinds=frozenset({"packed"}), max_documents=1)),
+            ),
+            requires=REQUIRES,
+            check=check,
+            options=frozenset({"op_type", "opt_mode", "op_layout", "laser_input_scale", "laser_max_abs"}),
+        )
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_padding
 from polyattn_npu import op_limits
 from polyattn_npu.detection import FA_TYPE
-from polyattn_npu.mindie_package import REQUIRES, without_plugin
+from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
 from polyattn_npu.options import LASER, LAYOUT, NpuOptions, automatic_op, npu_options
 
 #: Device classes that MindIE-SD knows; it calls others an invalid platform.
@@ -23,19 +23,21 @@ _BY_BOUNDARIES = frozenset({"packed", "key_padding"})
 def backend() -> Backend:
     """The backend `mindie`."""
     features = Features(gqa=True, v_dim=True, out=True, dtypes=op_limits.DTYPES, head_dims=op_limits.FUSION_HEAD_DIMS)
-    return Backend(
-        "mindie",
-        (
-            Slot(f"{_FORWARD}:dense", features),
-            Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
-            Slot(f"{_PACKED}:packed", replace(features, kinds=frozenset({"packed"}), causal=True)),
-            Slot(f"{_PACKED}:key_padding", replace(features, kinds=frozenset({"key_padding"}), causal=True)),
-            Slot(f"{_FORWARD}:mask", replace(features, kinds=frozenset({"mask"}), causal=True, window=True)),
-        ),
-        requires=REQUIRES,
-        check=check,
-        options=frozenset({"op_type", "opt_mode", "op_layout"}),
-        tolerances={"float16": 4e-3, "bfloat16": 3e-2},
+    return once_imported(
+        Backend(
+            "mindie",
+            (
+                Slot(f"{_FORWARD}:dense", features),
+                Slot(f"{_FORWARD}:prefix_kv", replace(features, kinds=frozenset({"prefix_kv"}))),
+                Slot(f"{_PACKED}:packed", replace(features, kinds=frozenset({"packed"}), causal=True)),
+                Slot(f"{_PACKED}:key_padding", replace(features, kinds=frozenset({"key_padding"}), causal=True)),
+                Slot(f"{_FORWARD}:mask", replace(features, kinds=frozenset({"mask"}), causal=True, window=True)),
+            ),
+            requires=REQUIRES,
+            check=check,
+            options=frozenset({"op_type", "opt_mode", "op_layout"}),
+            tolerances={"float16": 4e-3, "bfloat16": 3e-2},
+        )
     )
 
 

@@ -1,20 +1,21 @@
 """The package mindiesd: imported once and late, for that changes the process; before it, what its files say.
 
-Importing it prepends to ASCEND_CUSTOM_OPP_PATH and sets `torch_npu.npu.config.allow_internal_format`: no route that
-ends elsewhere imports it. CANN reads that path when it starts, so that a program which uses MindIE-SD's own ops (laser)
-imports mindiesd before it first touches a device.
+Importing it prepends to ASCEND_CUSTOM_OPP_PATH and sets `torch_npu.npu.config.allow_internal_format`: that is done only
+for a request that one of its backends would take, to know whether it loads. CANN reads that path at its start: a
+program that uses MindIE-SD's own ops (laser) imports mindiesd before it first touches a device.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import runpy
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polyattn.vendor import Machine, Requires
+from polyattn.vendor import Backend, Machine, Requires, loaded_last
 from polyattn_npu.detection import PLUGIN_VARIANT, has_installed
 
 PACKAGE = "mindiesd"
@@ -55,6 +56,14 @@ def package() -> Any:
     return module
 
 
+def _bound() -> Any:
+    """The module; what its import raised where it did."""
+    module = _imported()
+    if isinstance(module, Exception):
+        raise module
+    return module
+
+
 def import_failure() -> str:
     """Why it cannot be imported, after trying; empty where it can."""
     try:
@@ -62,6 +71,11 @@ def import_failure() -> str:
     except ImportError as error:
         return str(error)
     return ""
+
+
+def once_imported(backend: Backend) -> Backend:
+    """Its check asks last whether mindiesd can be imported: importing it changes the process, and may fail here."""
+    return replace(backend, check=loaded_last(backend.check, backend.slots, PACKAGE, PACKAGE, _bound))
 
 
 def without_plugin(machine: Machine) -> tuple[str, ...]:
