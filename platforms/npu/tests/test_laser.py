@@ -91,6 +91,8 @@ def test_what_is_taken(request_) -> None:
         (asked(**options(laser_max_abs=1e4, laser_input_scale=4)), ("laser_input_scale=4", "65504", "=512 suffices")),
         (asked(**options(laser_max_abs=1e9)), ("16384", "laser_max_abs", "npu:fusion")),
         (asked(**options(laser_input_scale=2**15)), ("16384", "laser_input_scale")),
+        (asked(**options(laser_input_scale=2**13)), ("divided by 8192", "too coarsely")),
+        (asked(**options(laser_max_abs=4e4)), ("too coarsely",)),
         (asked(keys=4100, scale=1e-6), ("scale 1e-06", "multiple of 256", "laser_input_scale=32")),
     ],
 )

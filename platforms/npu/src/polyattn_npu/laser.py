@@ -19,6 +19,7 @@ from polyattn_npu.laser_range import (
     largest_score,
     least_scale,
     positive,
+    too_coarse,
 )
 from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
@@ -118,6 +119,11 @@ def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
         return (
             f"inputs divided by more than {LARGEST_SCALE} (laser_input_scale, laser_max_abs) leave float16's normal "
             "range: use npu:fusion or npu:mindie, which score in float32",
+        )
+    if too_coarse(factor, request.scale):
+        return (
+            f"inputs divided by {factor} at scale {request.scale:.3g} leave scores that float16 rounds too coarsely: a "
+            "smaller laser_input_scale or laser_max_abs, or npu:fusion or npu:mindie, which score in float32",
         )
     if keys % BLOCK and -TAIL * positive(request.scale) * factor * factor < BELOW:
         least = 2 ** math.ceil(math.log2(BELOW / -TAIL / positive(request.scale)) / 2)

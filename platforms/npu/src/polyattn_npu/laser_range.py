@@ -17,6 +17,9 @@ LARGEST, _ROUNDED = 65504.0, (1 + 2**-11) ** 2
 #: The score of keys that are not there, and by how much the others must exceed it, once scaled: exp(-32) is 1e-14.
 TAIL, BELOW = -60000.0, 32.0
 
+#: The most by which rounding of small float16 scores, 2**-25 each, may move a logit.
+_MOST_OFF, _ROUNDING = 2.0**-7, 2.0**-25
+
 
 def input_scale(options: NpuOptions, head_dim: int, keys: int, scale: float) -> int:
     """What q, k and v are divided by: as stated; else the least that the declared range needs; else 1."""
@@ -44,6 +47,11 @@ def _fits(score: float, keys: int, scale: float, factor: int) -> bool:
     if score > LARGEST:
         return False
     return keys % BLOCK == 0 or (-score - TAIL) * positive(scale) * factor * factor >= BELOW
+
+
+def too_coarse(factor: int, scale: float) -> bool:
+    """Whether scores of inputs that were divided by this are so small that their rounding moves the logits."""
+    return positive(scale) * factor * factor * _ROUNDING > _MOST_OFF
 
 
 def positive(scale: float) -> float:
