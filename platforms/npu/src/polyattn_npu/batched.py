@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,8 @@ from polyattn_npu.bands import WindowArgs, band_of, sparse_mode_args, window_sid
 #: `inner_precise`: a row whose mask hides every key gives 0, else the mean of V.
 EMPTY_ROWS_ARE_ZERO = 2
 NEG_INF = float("-inf")
+#: What q is multiplied by at least, as a power of two: smaller ones leave nothing of it.
+_LEAST_EXPONENT = -126
 
 
 class Attend(Protocol):
@@ -128,6 +131,7 @@ def mask(
     hidden = derived(meta, ("hidden", batch, queries, heads), lambda: _hidden(meta, batch, queries, heads))
     op_args: dict[str, Any] = {"atten_mask": hidden, "sparse_mode": 1, "inner_precise": EMPTY_ROWS_ARE_ZERO}
     if meta.bias is not None:
+        q, scale = _room_for_bias(q, scale)
         size = (batch, heads, queries)
         op_args["pse"] = derived(
             meta, ("pse", *size, scale, q.dtype), lambda: _before_scale(meta, size, scale, q.dtype)
@@ -146,6 +150,14 @@ def _hidden(meta: MaskMeta, batch: int, queries: int, heads: int) -> torch.Tenso
     every_head = hidden.shape[1] > 1
     samples = batch if every_head else hidden.shape[0]
     return hidden.expand(samples, heads if every_head else 1, queries, -1).contiguous()
+
+
+def _room_for_bias(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
+    """The same scores by a scale from 1 on for float16, whose range a bias divided by a smaller one would leave."""
+    if q.dtype != torch.float16 or scale >= 1.0:
+        return q, scale
+    moved = max(math.floor(math.log2(scale)), _LEAST_EXPONENT)
+    return q * 2.0**moved, scale * 2.0**-moved
 
 
 def _before_scale(meta: MaskMeta, size: tuple[int, int, int], scale: float, dtype: torch.dtype) -> torch.Tensor:

@@ -91,13 +91,20 @@ def test_a_bias_is_divided_by_the_scale_and_hides_by_the_mask(monkeypatch, scale
     assert (tuple(call["pse"].shape), call["pse"].dtype) == ((1, 4, 5, 7), torch.float16)
     assert bool(call["pse"].isfinite().all())
     assert torch.equal(call["atten_mask"].cpu(), bias <= torch.finfo(torch.float32).min)
-    assert call["scale"] == (abs(scale) or 1.0)
+    assert call["scale"] == pytest.approx(1.2 if scale else 1.0), "a power of two of it is in q"
 
 
-def test_a_bias_beyond_float16_once_divided_is_clamped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("entries", "scale"), [((-9000.0, -10000.0, -11000.0, -12000.0), None), ((-100.0, -70.0, -90.0, -80.0), 1e-3)]
+)
+def test_a_float16_bias_is_never_divided_beyond_its_range(entries: tuple[float, ...], scale: float | None) -> None:
+    assert_right("fusion", *qkv((1, 5), (1, 4)), structure=pa.Mask(torch.tensor(entries).half()), scale=scale)
+
+
+def test_a_bias_beyond_float16_is_clamped(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = record(monkeypatch)
     bias = torch.zeros(1, 1, 5, 7)
-    bias[..., 0], bias[..., 1] = 3e4, -3e4  # 1e5 of either sign before the scale
+    bias[..., 0], bias[..., 1] = 3e5, -3e5  # of float32
     q, k, v = qkv((2, 5), (2, 7))
     out = pa.attention(q, k, v, structure=pa.Mask(bias), scale=0.3, backend="fusion")
     assert asked[0]["pse"][..., :2].cpu().abs().eq(65504).all()
