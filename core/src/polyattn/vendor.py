@@ -43,6 +43,8 @@ from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requi
 if TYPE_CHECKING:
     from polyattn.backends import flash2 as flash2
     from polyattn.backends import flash2_calls as flash2_calls
+    from polyattn.backends import pools as pools
+    from polyattn.backends import sight as sight
     from polyattn.backends import torch_varlen as torch_varlen
     from polyattn.backends import varlen as varlen
     from polyattn.backends import varlen_padding as varlen_padding
@@ -138,6 +140,7 @@ _LAZY = {
     "under_positions": "polyattn.backends.masked",
     "on_square": "polyattn.backends.square",
     "packed_rows": "polyattn.compositions.pack",
+    "pools": "polyattn.backends.pools",
     "positive_scale": "polyattn.backends.fused",
     "prefix": "polyattn.compositions.slice",
     "prefix_into": "polyattn.compositions.slice",
@@ -147,6 +150,7 @@ _LAZY = {
     "repair_documents": "polyattn.kernels.tails",
     "repair_samples": "polyattn.kernels.tails",
     "send": "polyattn.structures.transfer",
+    "sight": "polyattn.backends.sight",
     "spans_into": "polyattn.compositions.segments",
     "torch_varlen": "polyattn.backends.torch_varlen",
     "triton_backend": "polyattn.backends.triton",
@@ -172,7 +176,9 @@ _LAZY = {
     "write_rows": "polyattn.kernels.pages",
 }
 #: Of these, the modules that are published whole.
-_ROOMS = frozenset({"flash2", "flash2_calls", "torch_varlen", "varlen", "varlen_padding", "visibility"})
+_ROOMS = frozenset(
+    {"flash2", "flash2_calls", "pools", "sight", "torch_varlen", "varlen", "varlen_padding", "visibility"}
+)
 
 
 def __getattr__(name: str) -> object:

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch.nn.functional import pad
 
+from polyattn.backends import pools
 from polyattn.backends.calls import Result, SlotCall, written
 from polyattn.backends.derived import derived
 from polyattn.backends.empty import empty_attention
@@ -62,7 +63,7 @@ def pages(
     layout = q.shape[:-2]
     lengths = meta.host_q if meta.host_q is not None else (layout[1],) * layout[0]
     packed = derived(meta, ("packed", lengths), lambda: _packed_meta(meta, lengths))
-    index = derived(meta, ("rows", k.shape[1]), lambda: _rows_read(meta, k.shape[1]))
+    index = derived(meta, ("rows", k.shape[1]), lambda: pools.rows_read(meta, k.shape[1]))
     padded = len(layout) == 2 and lengths != (layout[1],) * layout[0]
     if padded:
         tokens = torch.cat([q.select(0, row).narrow(0, 0, length) for row, length in enumerate(lengths)])
@@ -91,20 +92,6 @@ def _packed_meta(meta: PagedMeta, lengths: tuple[int, ...]) -> PackedMeta:
     cu_q, cu_k = boundaries(lengths).to(device), boundaries(meta.host_kv).to(device)
     longest = (max(lengths, default=0), max(meta.host_kv, default=0))
     return PackedMeta(cu_q, cu_k, *longest, lengths, meta.host_kv, meta.spans)
-
-
-def _rows_read(meta: PagedMeta, page_size: int) -> torch.Tensor:
-    """Slots of the pool [sum of kv_lengths] int64 on the device: the rows that are read, row after row."""
-    assert meta.host_table is not None
-    assert meta.host_kv is not None
-    offsets = torch.arange(page_size, device="cpu")
-    rows = [
-        (torch.tensor(table[: -(-length // page_size)], device="cpu")[:, None] * page_size + offsets).flatten()[:length]
-        for table, length in zip(meta.host_table, meta.host_kv, strict=True)
-        if length > 0
-    ]
-    index = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64, device="cpu")
-    return index.to(meta.block_table.device)
 
 
 def _rows_of(pool: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

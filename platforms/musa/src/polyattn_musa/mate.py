@@ -11,8 +11,8 @@ from polyattn.vendor import (
     Request,
     Requires,
     Slot,
-    TensorFacts,
     loaded_last,
+    pools,
     varlen_padding,
 )
 from polyattn_musa import mate_package as package
@@ -38,13 +38,9 @@ def _pages(request: Request) -> tuple[str, ...]:
         reasons.append("a block table on the device may name pages that are not there, and its kernel would read them")
     if facts.query_layout == "padded":
         reasons.append("padded queries over pages are not supported, only batched or packed ones")
-    if not all(_row_major(pool) for pool in (request.k, request.v)):
+    if not all(pools.row_major(pool) for pool in (request.k, request.v)):
         reasons.append("its kernel wants pools that are contiguous; this one would be copied")
     return tuple(reasons)
-
-
-def _row_major(pool: TensorFacts) -> bool:
-    return pool.stride == TensorFacts.contiguous(pool.shape, pool.dtype).stride or 0 in pool.shape
 
 
 def backend() -> Backend:

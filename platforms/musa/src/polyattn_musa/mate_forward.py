@@ -16,12 +16,12 @@ from polyattn.vendor import (
     flash2,
     positive_scale,
     prefix,
+    sight,
     varlen,
     varlen_padding,
 )
 from polyattn_musa.apart import apart, in_tiles
 from polyattn_musa.mate_package import operators
-from polyattn_musa.sight import blank_blind, blind_rows, every_row_sees
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
@@ -59,7 +59,7 @@ def dense(
     if 0 in (q.shape[0], q.shape[1], k.shape[1]):
         result, lse = empty_attention(q, k, v, need_lse)
         return (result if out is None else out.copy_(result)), lse
-    blind = blind_rows(q.shape[1], k.shape[1], causal, window)
+    blind = sight.blind_rows(q.shape[1], k.shape[1], causal, window)
     k, v = flash2.within_reach(q, k, v, window)
     attend, _ = operators()
     result, lse = called(attend, q, k, v, causal, scale, window, softcap, need_lse, {})
@@ -115,7 +115,7 @@ def blanked(
     """As `kernel`; rows that see no key, of which its faster kernel says nothing, are 0."""
     result, lse = kernel(q, k, v, out, cu_q=cu_q, cu_k=cu_k, causal=causal, window=window, **call)
     if cu_q is not cu_k:  # shared boundaries leave no such row
-        blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, window)
+        sight.blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, window)
     return result, lse
 
 
@@ -138,7 +138,7 @@ def packed(
 ) -> Result:
     """N documents by their boundaries on the device."""
     queries, keys = (meta.lengths_q, meta.lengths_k) if meta.fixed else (None, None)
-    kernel = partial(flash2.documents, kernel_for(keys, every_row_sees(queries, keys, causal, window)))
+    kernel = partial(flash2.documents, kernel_for(keys, sight.every_row_sees(queries, keys, causal, window)))
     return varlen.packed(kernel, TORCH_ROWS, q, k, v, out, meta=meta, causal=causal, window=window, **call)
 
 

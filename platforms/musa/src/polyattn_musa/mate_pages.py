@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from polyattn.vendor import PagedMeta, derived, empty_attention, flash2, varlen
+from polyattn.vendor import PagedMeta, derived, empty_attention, flash2, pools, sight, varlen
 from polyattn_musa.apart import TILE
 from polyattn_musa.mate_forward import Result, Window, called, kernel_for
 from polyattn_musa.mate_package import operators
 from polyattn_musa.options import vouched
-from polyattn_musa.sight import blank_blind
 
 
 def paged(
@@ -31,9 +30,9 @@ def paged(
         result, lse = empty_attention(q, k, v, call["need_lse"])
         return (result if out is None else out.copy_(result)), lse
     if vouched(options) or all(kept % TILE == 0 for kept in meta.host_kv):
-        table = derived(meta, ("table", k.shape[0]), lambda: _table(meta, k.shape[0]))
+        table = derived(meta, ("table", k.shape[0]), lambda: pools.table_within(meta, k.shape[0]))
         return flash2.paged(partial(in_place, table), q, k, v, out, meta=meta, options=options, **call)
-    rows = derived(meta, ("rows", k.shape[1]), lambda: _rows_read(meta, k.shape[1]))
+    rows = derived(meta, ("rows", k.shape[1]), lambda: pools.rows_read(meta, k.shape[1]))
     keys, values = (pool.flatten(0, 1).index_select(0, rows) for pool in (k, v))
     return flash2.paged(
         partial(copied, kernel_for(meta.host_kv, False)), q, keys, values, out, meta=meta, options=options, **call
@@ -64,7 +63,7 @@ def in_place(
         "cu_seqlens_q": cu_q, "max_seqlen_q": max_q, "max_seqlen_k": max_k, "seqused_k": used, "page_table": whole,
     }  # fmt: skip
     result, lse = called(attend, q, k, v, causal, scale, window, softcap, need_lse, lengths)
-    blank_blind(result, lse, cu_q, cu_k, k.shape[0] * k.shape[1] * whole.shape[0], causal, window)
+    sight.blank_blind(result, lse, cu_q, cu_k, k.shape[0] * k.shape[1] * whole.shape[0], causal, window)
     return result, lse
 
 
@@ -80,21 +79,3 @@ def copied(
 ) -> Result:
     """As `in_place`, over kept rows packed side by side, by a varlen kernel."""
     return kernel(q, k, v, None, **call)
-
-
-def _table(meta: PagedMeta, pages: int) -> torch.Tensor:
-    """The table with every entry in the pool: those past a row's length may name any page."""
-    return meta.block_table.clamp(0, pages - 1).contiguous()
-
-
-def _rows_read(meta: PagedMeta, page_size: int) -> torch.Tensor:
-    """Slots of the pool, int64 [sum of kv_lengths] on the device: kept rows, one document after the other."""
-    assert meta.host_table is not None
-    assert meta.host_kv is not None
-    inside = torch.arange(page_size, device="cpu")
-    slots = [
-        (torch.tensor(entries[: -(-kept // page_size)], device="cpu")[:, None] * page_size + inside).flatten()[:kept]
-        for entries, kept in zip(meta.host_table, meta.host_kv, strict=True)
-        if kept > 0
-    ]
-    return torch.cat(slots).to(meta.block_table.device)

@@ -17,10 +17,10 @@ from polyattn.vendor import (
     Slot,
     empty_attention,
     positive_scale,
+    sight,
     varlen,
     varlen_padding,
 )
-from polyattn_musa.sight import blank_blind
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
@@ -61,7 +61,7 @@ def documents(
     )  # fmt: skip
     result = answer[0]
     if cu_q is not cu_k:  # shared boundaries leave no row without a key
-        blank_blind(result, None, cu_q, cu_k, k.shape[0], causal, None)
+        sight.blank_blind(result, None, cu_q, cu_k, k.shape[0], causal, None)
     return (result if out is None else out.copy_(result)), None
 
 

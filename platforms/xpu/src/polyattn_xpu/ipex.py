@@ -28,10 +28,10 @@ from polyattn.vendor import (
     empty_attention,
     loaded_last,
     prefix,
+    sight,
     varlen,
     varlen_padding,
 )
-from polyattn_xpu.sight import blank_blind
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 Window = tuple[int | None, int | None] | None
@@ -91,7 +91,7 @@ def documents(
         softmax_scale=q.shape[-1] ** -0.5, zero_tensors=False, is_causal=causal, return_softmax=False, gen_=None,
     )  # fmt: skip
     if cu_q is not cu_k:  # causal calls share their boundaries
-        blank_blind(place, None, cu_q, cu_k, k.shape[0], causal, None)
+        sight.blank_blind(place, None, cu_q, cu_k, k.shape[0], causal, None)
     return (place if out is None or out is place else out.copy_(place)), None
 
 

@@ -15,10 +15,10 @@ from polyattn.vendor import (
     empty_attention,
     positive_scale,
     prefix,
+    sight,
     varlen,
     varlen_padding,
 )
-from polyattn_xpu.sight import blank_blind, every_row_sees
 from polyattn_xpu.vllm_xpu_build import form, operator
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
@@ -75,7 +75,7 @@ def blanked(
     """As `documents`; rows that see no key, which the kernel makes NaN, are 0. Shared boundaries leave none such."""
     result, lse = documents(q, k, v, out, cu_q=cu_q, cu_k=cu_k, causal=causal, **call)
     if cu_q is not cu_k:
-        blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, None)
+        sight.blank_blind(result, lse, cu_q, cu_k, k.shape[0], causal, None)
     return result, lse
 
 
@@ -90,7 +90,7 @@ def dense(
     **call: Any,
 ) -> Result:
     """Every query over every key: documents of one length."""
-    every = every_row_sees((q.shape[1],), (k.shape[1],), causal, None)
+    every = sight.every_row_sees((q.shape[1],), (k.shape[1],), causal, None)
     return varlen.batched(documents if every else blanked, q, k, v, out, meta=meta, causal=causal, **call)
 
 
@@ -105,7 +105,7 @@ def packed(
     **call: Any,
 ) -> Result:
     """N documents by their boundaries on the device; [real, pad] is one of them, and needs no mask."""
-    every = meta.fixed and every_row_sees(meta.lengths_q, meta.lengths_k, causal, None)
+    every = meta.fixed and sight.every_row_sees(meta.lengths_q, meta.lengths_k, causal, None)
     kernel = documents if every else blanked
     return varlen.packed(kernel, TORCH_ROWS, q, k, v, out, meta=meta, causal=causal, **call)
 

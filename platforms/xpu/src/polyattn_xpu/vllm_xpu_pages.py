@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import PagedMeta, derived, empty_attention, varlen
+from polyattn.vendor import PagedMeta, derived, empty_attention, pools, sight, varlen
 from polyattn_xpu.options import vouched
-from polyattn_xpu.sight import blank_blind, every_row_sees
 from polyattn_xpu.vllm_xpu_build import step
 from polyattn_xpu.vllm_xpu_forward import Result, Window, attend, blanked, takes
 
@@ -40,15 +39,15 @@ def paged(
     cu_k = derived(meta, "cu_k", lambda: pad(meta.kv_lengths.cumsum(0, dtype=torch.int32), (1, 0)))
     whole = vouched(options) or all(kept % step(k.shape[1]) == 0 for kept in meta.host_kv)
     if whole and all(asked):  # the kernel for rows of one query writes a row even where there is none
-        table = derived(meta, ("table", k.shape[0]), lambda: _table(meta, k.shape[0]))
+        table = derived(meta, ("table", k.shape[0]), lambda: pools.table_within(meta, k.shape[0]))
         result, _ = attend(
             tokens, k, v, place, cu_q, max(asked), max(meta.host_kv), causal, scale, False,
             {"seqused_k": meta.kv_lengths, "block_table": table},
         )  # fmt: skip
-        if not every_row_sees(asked, meta.host_kv, causal, None):
-            blank_blind(result, None, cu_q, cu_k, sum(meta.host_kv), causal, None)
+        if not sight.every_row_sees(asked, meta.host_kv, causal, None):
+            sight.blank_blind(result, None, cu_q, cu_k, sum(meta.host_kv), causal, None)
     else:
-        rows = derived(meta, ("rows", k.shape[1]), lambda: _rows_read(meta, k.shape[1]))
+        rows = derived(meta, ("rows", k.shape[1]), lambda: pools.rows_read(meta, k.shape[1]))
         keys, values = (pool.flatten(0, 1).index_select(0, rows) for pool in (k, v))
         result, _ = blanked(
             tokens, keys, values, place, cu_q=cu_q, cu_k=cu_k, max_q=max(asked), max_k=max(meta.host_kv),
@@ -58,21 +57,3 @@ def paged(
     if out is None:
         return result, None
     return out if place is not None else out.copy_(result), None
-
-
-def _table(meta: PagedMeta, pages: int) -> torch.Tensor:
-    """The table with every entry in the pool: those past a row's length may name any page, and the first is read."""
-    return meta.block_table.clamp(0, pages - 1).contiguous()
-
-
-def _rows_read(meta: PagedMeta, page_size: int) -> torch.Tensor:
-    """Slots of the pool, int64 [sum of kv_lengths] on the device: kept rows, one document after the other."""
-    assert meta.host_table is not None
-    assert meta.host_kv is not None
-    inside = torch.arange(page_size, device="cpu")
-    slots = [
-        (torch.tensor(entries[: -(-kept // page_size)], device="cpu")[:, None] * page_size + inside).flatten()[:kept]
-        for entries, kept in zip(meta.host_table, meta.host_kv, strict=True)
-        if kept > 0
-    ]
-    return torch.cat(slots).to(meta.block_table.device)

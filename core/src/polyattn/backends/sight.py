@@ -1,13 +1,14 @@
-"""Which packed rows see no key: kernels here answer anything for them, NaN too, and polyattn 0."""
+"""Which packed rows see no key: kernels may answer anything for them, NaN too, and polyattn answers 0."""
 
 from __future__ import annotations
 
 import torch
 
-from polyattn.vendor import PackedMeta, visibility
+from polyattn.backends import visibility
+from polyattn.backends.visibility import Window
+from polyattn.structures.packed_meta import PackedMeta
 
 Lengths = tuple[int, ...]
-Window = tuple[int | None, int | None] | None
 
 
 def blind_rows(queries: int, keys: int, causal: bool, window: Window) -> int:
