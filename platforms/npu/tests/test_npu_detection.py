@@ -53,6 +53,15 @@ def test_a_device_class_by_the_vendor_s_number(monkeypatch: pytest.MonkeyPatch, 
     assert detection.machine("npu").arch == arch
 
 
+def test_a_runtime_that_cannot_tell_its_chip_leaves_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise RuntimeError("aclrtGetSocName failed")
+
+    pretend(monkeypatch, "npu", is_initialized=lambda: True, get_soc_version=broken, get_device_name=lambda index: "")
+    facts = detection.machine("npu")
+    assert (facts.arch, facts.name) == ("", "")
+
+
 def test_the_emulated_machines_are_of_these_classes() -> None:
     assert set(detection.SOC_VERSIONS) == set(SOCS) - {"none"}
     assert all(SOCS[arch][0] in numbers for arch, numbers in detection.SOC_VERSIONS.items())

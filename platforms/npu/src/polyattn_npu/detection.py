@@ -171,7 +171,10 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
     """The device class ("A2") and the name ("Ascend910B3"); both unknown without a context."""
     if not torch.npu.is_initialized():
         return "", ""
-    soc = int(torch.npu.get_soc_version())
+    try:
+        soc = int(torch.npu.get_soc_version())
+    except Exception:  # what a runtime that lacks its CANN raises: then nothing is known
+        return "", ""
     known = [arch for arch, numbers in SOC_VERSIONS.items() if soc in numbers]
     return known[0] if known else f"soc{soc}", str(torch.npu.get_device_name(index))
 
