@@ -106,6 +106,7 @@ def test_other_devices_and_variables() -> None:
         assert f"runs on A2 and A3, and this is {arch}" in reasons(asked(), replace(A2, arch=arch))
     assert reasons(asked(), replace(A2, arch="A3")) == ""
     assert FA_TYPE in reasons(asked(), replace(A2, env={FA_TYPE: "fused_attn_score"}))
+    assert "makes MindIE-SD raise" in reasons(asked(), replace(A2, env={FA_TYPE: "garbage"}))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -168,3 +168,13 @@ def test_a_mask_has_exactly_a_shape_of_the_op(given, taken) -> None:
     assert torch.equal(
         shaped.fully_masked.expand(2, 5, 4, 1), shaped.keep.any(-1).logical_not().expand(2, 4, 5).mT[..., None]
     )
+
+
+def test_a_variable_is_told_as_what_mindie_sd_makes_of_it() -> None:
+    on_a5 = reasons(asked(), replace(A5, env={FA_TYPE: "prompt_flash_attn"}))
+    assert "unset it" in on_a5
+    assert "op_type=" not in on_a5, "which A5 refuses as well"
+    assert "op_type='prompt_flash_attn'" in reasons(asked(), replace(A2, env={FA_TYPE: "prompt_flash_attn"}))
+    unknown = reasons(asked(), replace(A2, env={FA_TYPE: "garbage"}))
+    assert "no op of MindIE-SD's manual mode, which raises for it" in unknown
+    assert "replaces" not in reasons(asked(), replace(A2, env={FA_TYPE: LASER})), "for short sequences it does not"

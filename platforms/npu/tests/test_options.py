@@ -28,6 +28,7 @@ def test_nothing_is_stated_by_default() -> None:
         ({"laser_input_scale": True}, ("laser_input_scale", "True")),
         ({"laser_max_abs": True}, ("laser_max_abs", "True")),
         ({"laser_max_abs": 0.0}, ("laser_max_abs", "0.0")),
+        ({"laser_max_abs": 10**400}, ("laser_max_abs", "finite")),
         ({"laser_max_abs": float("inf")}, ("laser_max_abs", "inf")),
         ({"laser_max_abs": float("nan")}, ("laser_max_abs", "nan")),
     ],

@@ -23,7 +23,7 @@ from polyattn_npu.laser_range import (
 )
 from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
-from polyattn_npu.options import LASER, NpuOptions, npu_options
+from polyattn_npu.options import LASER, OP_TYPES, NpuOptions, npu_options
 
 #: Device classes that have it.
 ARCHS = ("A2", "A3")
@@ -71,7 +71,8 @@ def _of_options(machine: Machine, chosen: NpuOptions) -> tuple[str, ...]:
         reasons.append(f"{LASER} takes op_layout 'BNSD' only, not {chosen.op_layout!r}")
     forced = machine.env.get(FA_TYPE)
     if forced and forced != LASER:
-        reasons.append(f"{FA_TYPE}={forced!r} replaces {LASER} in MindIE-SD's manual mode: unset it")
+        does = "replaces" if forced in OP_TYPES else "is no op and makes MindIE-SD raise in place of"
+        reasons.append(f"{FA_TYPE}={forced!r} {does} {LASER} in its manual mode: unset it")
     return tuple(reasons)
 
 

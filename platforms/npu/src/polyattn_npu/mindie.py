@@ -8,7 +8,7 @@ from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_pa
 from polyattn_npu import op_limits
 from polyattn_npu.detection import FA_TYPE
 from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
-from polyattn_npu.options import LASER, LAYOUT, NpuOptions, automatic_op, npu_options
+from polyattn_npu.options import LASER, LAYOUT, OP_TYPES, NpuOptions, automatic_op, npu_options
 
 #: Device classes that MindIE-SD knows; it calls others an invalid platform.
 ARCHS = ("310P", *op_limits.ARCHS)
@@ -91,13 +91,19 @@ def _of_op(request: Request, machine: Machine, chosen: NpuOptions) -> tuple[str,
         return (f"op_type={LASER!r} is npu:laser's",)
     forced = machine.env.get(FA_TYPE)
     if forced and forced != op:
-        way_out = f", ask for NpuOptions(op_type={forced!r})" if forced in _OPS else ""
-        return (
-            f"{FA_TYPE}={forced!r} replaces {op} in MindIE-SD's manual mode: unset it{way_out}, or ask for "
-            "NpuOptions(opt_mode='static'), which does not read it",
-        )
+        return (_forced(forced, op, machine.arch),)
     of_op = _of_prompt(request, machine) if op == "prompt_flash_attn" else _of_fused(machine)
     return (*of_op, *_of_layout(request, chosen.op_layout or LAYOUT))
+
+
+def _forced(forced: str, op: str, arch: str) -> str:
+    """What MindIE-SD's manual mode makes of its variable, which wins over the op asked for."""
+    static = "or ask for NpuOptions(opt_mode='static'), which does not read it"
+    if forced not in OP_TYPES:
+        return f"{FA_TYPE}={forced!r} is no op of MindIE-SD's manual mode, which raises for it: unset it, {static}"
+    runs_here = forced in _OPS and not (forced == "prompt_flash_attn" and arch == "A5")
+    way_out = f", ask for NpuOptions(op_type={forced!r})" if runs_here else ""
+    return f"{FA_TYPE}={forced!r} is asked of MindIE-SD's manual mode in place of {op}: unset it{way_out}, {static}"
 
 
 def _of_static(machine: Machine, chosen: NpuOptions) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,4 +83,4 @@ def _is_power_of_two(number: Any) -> bool:
 
 
 def _is_bound(number: Any) -> bool:
-    return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < math.inf
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number <= sys.float_info.max
