@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-from polyattn.vendor import PackedMeta, Result, derived, document_loop, varlen
+from polyattn.vendor import PackedMeta, Result, derived, document_loop, varlen, warn
 from polyattn_npu import cann, documents
 from polyattn_npu.bands import sparse_mode_args
 from polyattn_npu.batched import no_softcap
@@ -34,6 +34,9 @@ def packed(
         return varlen.one_document(dense, q, k, v, out, meta=meta, softcap=softcap, options=options, **call)
     return documents.packed(_attend, q, k, v, out, meta=meta, **call)
 
+
+#: How many times the documents' rows a padded batch of them may have.
+_MOST_PADDED = 4
 
 packed_spans = partial(document_loop, dense)
 
@@ -62,6 +65,8 @@ def _attend(
     known = cann.packed_fia(cann.installed())
     if rule and known.takes(str(q.dtype).removeprefix("torch."), q.shape[-1], len(parts.ends_q)):
         return attend_packed(q, k, v, ends_q=parts.ends_q, ends_k=parts.ends_k, **op_args, **rule)
+    if _is_mostly_padding(parts):
+        return _one_by_one(q, k, v, parts, left, right, **op_args)
     where = derived(parts, "padded", lambda: _places(parts, q.device))
     batch, (queries, keys) = len(parts.ends_q), parts.longest
     result, lse = attend(
@@ -69,6 +74,45 @@ def _attend(
         actual_seq_lengths=list(parts.lengths_q), actual_seq_lengths_kv=list(parts.lengths_k), **op_args, **rule,
     )  # fmt: skip
     return unpad_rows(result, lse, where.q)
+
+
+def _is_mostly_padding(parts: Documents) -> bool:
+    """Whether a batch padded to the longest document has many times the rows of the documents."""
+    batch, (queries, keys) = len(parts.ends_q), parts.longest
+    return batch * queries > _MOST_PADDED * parts.ends_q[-1] or batch * keys > _MOST_PADDED * parts.ends_k[-1]
+
+
+def _one_by_one(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    parts: Documents,
+    left: int | None,
+    right: int | None,
+    *,
+    scale: float,
+    need_lse: bool,
+) -> Result:
+    """A call a document."""
+    _tell_once()
+    pieces: list[Result] = []
+    for end_q, end_k, rows, keys in zip(parts.ends_q, parts.ends_k, parts.lengths_q, parts.lengths_k, strict=True):
+        own_q, own_k, own_v = (
+            tensor.narrow(0, end - length, length).unsqueeze(0)
+            for tensor, end, length in ((q, end_q, rows), (k, end_k, keys), (v, end_k, keys))
+        )
+        rule = sparse_mode_args(rows, keys, left, right, q.device, WINDOW_ARGS)
+        pieces.append(attend(own_q, own_k, own_v, scale=scale, need_lse=need_lse, **rule))
+    out = torch.cat([piece.squeeze(0) for piece, _ in pieces])
+    return out, torch.cat([lse.squeeze(0) for _, lse in pieces if lse is not None], dim=1) if need_lse else None
+
+
+@lru_cache(maxsize=1)
+def _tell_once() -> None:
+    warn(
+        "npu:fia runs packed documents of very unequal lengths a call each: padded to the longest they would be more "
+        f"than {_MOST_PADDED} times as many rows, and this CANN does not take them packed; npu:fusion packs them"
+    )
 
 
 def _places(parts: Documents, device: torch.device) -> PaddedPlaces:

@@ -106,6 +106,20 @@ def test_documents_are_packed_under_a_mask_where_cann_takes_them_and_padded_else
         assert call["actual_seq_lengths_kv"] == [3, 1, 5]
 
 
+@pytest.mark.parametrize("more", [{}, {"causal": True}, {"window": (3, 0)}])
+def test_documents_of_very_unequal_lengths_are_not_padded_to_the_longest(monkeypatch, more: dict) -> None:
+    monkeypatch.setattr(cann, "installed", lambda: "8.2")
+    asked = record(monkeypatch)
+    lengths = [64] + [1] * 9
+    q, k, v = qkv((sum(lengths),), (sum(lengths),))
+    given = {"structure": pa.Packed.from_lengths(lengths), "return_lse": True, **more}
+    out, lse = pa.attention(q, k, v, backend="fia", **given)
+    want, want_lse = exact(q, k, v, **given)
+    assert_near(out, want)
+    assert_near(lse, want_lse)
+    assert len(asked) == len(lengths), "a call a document"
+
+
 def test_a_single_document_runs_on_views(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = record(monkeypatch)
     assert_right("fia", *qkv((9,)), structure=pa.Packed.real_and_pad(5, 9))
