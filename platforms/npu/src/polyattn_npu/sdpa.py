@@ -11,7 +11,7 @@ from dataclasses import replace
 from polyattn.vendor import Backend, Machine, Request
 from polyattn_npu.op_limits import DTYPES, FUSION_HEAD_DIMS, beyond_one_call
 
-#: Their masks are [B,1,1,Sk], which the op does not take; torch's math does.
+#: Gathered blocks run under masks [B,1,1,Sk], which the op does not take; `blocked` has these kinds.
 _UNDER_KEY_MASKS = frozenset({"video_tiles", "block_map"})
 #: The device class on which torch-npu's SDPA is torch's math.
 _BY_MATH = "310P"
@@ -21,7 +21,9 @@ def backend(portable: Backend) -> Backend:
     """From the core's own."""
     of_core = portable.check
     slots = tuple(
-        replace(slot, features=replace(slot.features, dtypes=slot.features.dtypes & DTYPES)) for slot in portable.slots
+        replace(slot, features=replace(slot.features, dtypes=slot.features.dtypes & DTYPES))
+        for slot in portable.slots
+        if not slot.features.kinds & _UNDER_KEY_MASKS
     )
 
     def checked(request: Request, machine: Machine) -> tuple[str, ...]:
@@ -35,11 +37,6 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     plain = request.structure_kind == "bias" or machine.arch == _BY_MATH or request.head_dim not in FUSION_HEAD_DIMS
     if plain:
         return ()
-    if request.structure_kind in _UNDER_KEY_MASKS:
-        return (
-            "gathered blocks run under a mask of keys, which npu_fusion_attention below torch-npu's SDPA does not "
-            "take: npu:blocked does",
-        )
     in_pieces = request.structure_kind in ("packed", "paged")
     rows = 0 if in_pieces else max(request.q.shape[-3], request.k.shape[-3])
     return (*beyond_one_call(request, rows), *_broadcast(request))
