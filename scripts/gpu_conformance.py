@@ -81,21 +81,27 @@ def parsed(line: str) -> dict[str, Any]:
 
 
 class Watch:
-    """Ends the process where one case takes too long: hung kernels do not return."""
+    """Within its context, ends the process where one case takes too long: hung kernels do not return."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._deadline = seconds, float("inf")
+        self._seconds, self._deadline, self._over = seconds, float("inf"), threading.Event()
+
+    def __enter__(self) -> Watch:
         threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
 
     def restart(self) -> None:
         """A case begins."""
         self._deadline = time.monotonic() + self._seconds
 
     def _run(self) -> None:
-        while time.monotonic() < self._deadline:
-            time.sleep(0.5)
-        faulthandler.dump_traceback(all_threads=True)
-        os._exit(LOST)
+        while not self._over.wait(0.5):
+            if time.monotonic() >= self._deadline:
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(LOST)
 
 
 def main() -> int:
@@ -120,21 +126,24 @@ def main() -> int:
     number, _, of = asked.part.partition("/")
     mine = labels[int(number) :: int(of)]
     record.keep(part=asked.part, planned=len(labels), structures=asked.structures, device=str(target.device))
-    watch = Watch(asked.case_seconds)
-    for label in mine:
-        if time.time() >= end:
-            break
-        if record.due(label, asked.since):
-            record.keep(case=label)
-            watch.restart()
-            began = time.monotonic()
-            outcome = outcome_of(target, label)
-            record.keep(
-                case=label, route=outcome.route, problems=outcome.problems, seconds=round(time.monotonic() - began, 3)
-            )
-            if outcome.problems and is_lost(target):
-                print(f"{target.name} {label}: {'; '.join(outcome.problems)}")
-                return LOST
+    with Watch(asked.case_seconds) as watch:
+        for label in mine:
+            if time.time() >= end:
+                break
+            if record.due(label, asked.since):
+                record.keep(case=label)
+                watch.restart()
+                began = time.monotonic()
+                outcome = outcome_of(target, label)
+                record.keep(
+                    case=label,
+                    route=outcome.route,
+                    problems=outcome.problems,
+                    seconds=round(time.monotonic() - began, 3),
+                )
+                if outcome.problems and is_lost(target):
+                    print(f"{target.name} {label}: {'; '.join(outcome.problems)}")
+                    return LOST
     return told(target, record, mine)
 
 
