@@ -131,6 +131,7 @@ def test_what_has_no_heads_or_no_elements_is_torchs(q: tuple[int, ...], k: tuple
     torch.testing.assert_close(ours, torchs, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 def test_nested_tensors_are_torchs() -> None:
     rows = torch.nested.nested_tensor([torch.randn(3, 4, 8), torch.randn(2, 4, 8)], layout=torch.jagged).transpose(1, 2)
     with pa.patch_sdpa():

@@ -48,12 +48,14 @@ def package():
             "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation --no-deps flash-attn einops; or "
             "EMULATED_PACKAGES=FOLDER that has it)"
         )
+    kept = list(sys.path)
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))
     from tests.emulators.cuda import flash_attn_2_cuda
 
     flash_attn_2_cuda.install()
-    return importlib.import_module("flash_attn.flash_attn_interface")
+    yield importlib.import_module("flash_attn.flash_attn_interface")
+    sys.path[:] = kept  # other vendors' packages lie in that folder too
 
 
 def drawn(*shape: int) -> torch.Tensor:
