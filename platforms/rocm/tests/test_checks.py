@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from polyattn.door import loading
 from polyattn.vendor import Accepted, Machine, Rejected, Request, StructureFacts, TensorFacts, resolve
@@ -165,7 +166,8 @@ def test_the_route_that_the_package_took_at_its_import_counts_not_what_the_varia
     loaded.flash_attn_func = loaded.flash_attn_varlen_func = print  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, flash_attn.INTERFACE, loaded)
-    routed, unset = machine(env=TRITON_ROUTE), machine()
+    here = {"torch": torch.__version__}  # a machine of another torch is described, and not this process
+    routed, unset = machine(env=TRITON_ROUTE, **here), machine(**here)
     taken, refused = (flash_attn_triton, routed), (flash_attn, unset)
     if loaded_with is None:
         taken, refused = refused, taken

@@ -287,9 +287,10 @@ def test_a_package_that_imports_without_its_kernels_is_a_reason(monkeypatch: pyt
     module.FA2_AVAILABLE, module.FA2_UNAVAILABLE_REASON = False, "libze_loader.so.1: not found"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm_xpu_kernels", parent)
     monkeypatch.setitem(sys.modules, vllm_xpu_build.MODULE, module)
+    here = Machine("xpu", "xpu", arch=BMG.arch, versions={**BMG.versions, "torch": torch.__version__})
     _forget()
     try:
-        assert "libze_loader.so.1: not found" in reasons(request())
+        assert "libze_loader.so.1: not found" in reasons(request(), here)
         _forget()
         with pytest.raises(ImportError, match="libze_loader"):
             vllm_xpu_build.operator()

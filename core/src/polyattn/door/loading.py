@@ -52,12 +52,13 @@ def load_failure(machine: Machine, package: str, module: str, bind: Bind) -> str
 
 
 def _is_here(machine: Machine, package: str, module: str) -> bool:
+    torch = getattr(sys.modules.get("torch"), "__version__", None)
+    if machine.versions.get("torch", torch) != torch:
+        return False
     release = _installed(package)
     if not release:  # put on the path by itself
         return _findable(module.partition(".")[0])
-    torch = getattr(sys.modules.get("torch"), "__version__", None)
-    stated = machine.versions.get(package), machine.versions.get("torch", torch)
-    return stated == (release, torch)
+    return machine.versions.get(package) == release
 
 
 @cache
