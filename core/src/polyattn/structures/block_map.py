@@ -78,6 +78,24 @@ class BlockMap(Structure):
             **sides,
         )
 
+    @classmethod
+    def from_mask(cls, kept: Any, block_q: int, block_k: int, sizes: Any = None) -> BlockMap:
+        """From one truth value a pair of blocks, kept [Nq,Nk] or [B|1,H|1,Nq,Nk]; of device data all is read, once.
+
+        >>> import torch, polyattn as pa
+        >>> radial = pa.BlockMap.from_mask(torch.ones(8, 8).tril().triu(-2), 64, 64)
+        >>> radial.counts[0, 0].tolist()
+        [1, 2, 3, 3, 3, 3, 3, 3]
+        """
+        mask = torch.as_tensor(kept)
+        if mask.dim() not in (2, 4):
+            raise ValueError(f"kept: [Nq,Nk] or [B|1,H|1,Nq,Nk] is needed, got shape {list(mask.shape)}")
+        mask = (mask != 0).expand(*(1,) * (4 - mask.dim()), *mask.shape)
+        counts = mask.sum(-1, dtype=torch.int32)
+        width = int(counts.max()) if counts.numel() else 0
+        lists = mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :width]
+        return cls(lists, counts, block_q, block_k, sizes)
+
     def check(self, q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
         batch, heads, blocks = self.lists.shape[:3]
         for name, given, want in (("B", batch, q_shape[0]), ("H", heads, q_shape[2])):
