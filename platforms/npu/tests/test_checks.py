@@ -150,6 +150,23 @@ def test_sdpa_is_refused_what_the_op_below_it_refuses_and_not_what_torch_s_math_
     assert reasons(sdpa, asked("packed", rows=2**21, structure_facts=StructureFacts(documents=2000))) == "", "a loop"
 
 
+@pytest.mark.parametrize(
+    ("mask", "dtype", "taken"),
+    [
+        ("float16", "float16", True), ("float32", "float16", False), ("bfloat16", "float16", False),
+        ("float32", "bfloat16", False), ("float16", "bfloat16", False), ("float16", "float32", True),
+        ("float64", "float32", False),
+    ],
+)  # fmt: skip
+def test_sdpa_is_refused_a_bias_that_q_s_dtype_does_not_hold(mask: str, dtype: str, taken: bool) -> None:
+    sdpa = next(backend for backend in NPU if backend.name == "sdpa")
+    additive = StructureFacts(mask_shape=(1, 1, 1, 9), mask_dtype=mask)
+    request = asked("bias", structure_facts=additive)
+    told = reasons(sdpa, replace(request, **{name: replace(getattr(request, name), dtype=dtype) for name in "qkv"}))
+    assert (told == "") is taken, told
+    assert taken or ("npu:blocked" in told and mask in told)
+
+
 def test_causal_over_lengths_is_refused_in_its_own_words() -> None:
     padded = asked("key_padding", causal=True, structure_facts=StructureFacts(prefix=True, queries="all"))
     assert "aligned at each row's last kept key" in reasons(BACKENDS["fia"], padded)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 import torch
@@ -13,12 +12,11 @@ from torch.nn.functional import pad
 
 from polyattn.vendor import MaskMeta, Result, Window, derived, empty_attention, positive_scale, under_positions, written
 from polyattn_npu.bands import WindowArgs, band_of, sparse_mode_args, window_sides
+from polyattn_npu.bias import before_scale, room_for_bias
 
 #: `inner_precise`: a row whose mask hides every key gives 0, else the mean of V.
 EMPTY_ROWS_ARE_ZERO = 2
 NEG_INF = float("-inf")
-#: What q is multiplied by at least, as a power of two: smaller ones leave nothing of it.
-_LEAST_EXPONENT = -126
 
 
 class Attend(Protocol):
@@ -130,14 +128,16 @@ def mask(
     batch, queries, heads = q.shape[:3]
     hidden = derived(meta, ("hidden", batch, queries, heads), lambda: _hidden(meta, batch, queries, heads))
     op_args: dict[str, Any] = {"atten_mask": hidden, "sparse_mode": 1, "inner_precise": EMPTY_ROWS_ARE_ZERO}
+    added = None
     if meta.bias is not None:
-        q, scale = _room_for_bias(q, scale)
+        bias = meta.bias.detach()
+        q, scale = room_for_bias(q, scale)
         size = (batch, heads, queries)
-        op_args["pse"] = derived(
-            meta, ("pse", *size, scale, q.dtype), lambda: _before_scale(meta, size, scale, q.dtype)
-        )
+        added = derived(meta, ("pse", *size, scale, q.dtype), lambda: before_scale(bias, size, scale, q.dtype))
+        op_args["pse"] = added.pse
     result, lse = attend(q, k, v, scale=scale, need_lse=need_lse, **op_args)
     if lse is not None:
+        lse = lse if added is None else lse + added.peak
         lse = lse.masked_fill(
             derived(meta, ("fully masked", batch, queries, heads), lambda: hidden.all(dim=-1)), NEG_INF
         )
@@ -150,26 +150,6 @@ def _hidden(meta: MaskMeta, batch: int, queries: int, heads: int) -> torch.Tenso
     every_head = hidden.shape[1] > 1
     samples = batch if every_head else hidden.shape[0]
     return hidden.expand(samples, heads if every_head else 1, queries, -1).contiguous()
-
-
-def _room_for_bias(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
-    """The same scores by a scale from 1 on for float16, whose range a bias divided by a smaller one would leave."""
-    if q.dtype != torch.float16 or scale >= 1.0:
-        return q, scale
-    moved = max(math.floor(math.log2(scale)), _LEAST_EXPONENT)
-    return q * 2.0**moved, scale * 2.0**-moved
-
-
-def _before_scale(meta: MaskMeta, size: tuple[int, int, int], scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """The bias as the op adds it, before the scale: finite, of q's dtype, [B,H,1,Sk], [1,H,Sq,Sk] or [B,H,Sq,Sk]."""
-    batch, heads, queries = size
-    assert meta.bias is not None
-    limits = torch.finfo(dtype)
-    bias = meta.bias.detach().to(torch.promote_types(meta.bias.dtype, torch.float32)) / scale
-    bias = bias.masked_fill(bias.isneginf(), 0.0).clamp(limits.min, limits.max).to(dtype)
-    one_row = bias.shape[2] == 1
-    samples = bias.shape[0] if bias.shape[0] == 1 and not one_row else batch
-    return bias.expand(samples, heads, 1 if one_row else queries, -1).contiguous()
 
 
 def no_softcap(softcap: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Machine, Request
-from polyattn_npu.op_limits import DTYPES, FUSION_HEAD_DIMS, beyond_one_call
+from polyattn_npu.op_limits import DTYPES, FUSION_HEAD_DIMS, HALVES, beyond_one_call
 
 #: Gathered blocks run under masks [B,1,1,Sk], which the op does not take; `blocked` has these kinds.
 _UNDER_KEY_MASKS = frozenset({"video_tiles", "block_map"})
@@ -33,13 +33,25 @@ def backend(portable: Backend) -> Backend:
 
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
-    """Against what npu_fusion_attention would refuse below SDPA, where SDPA runs it."""
-    plain = request.structure_kind == "bias" or machine.arch == _BY_MATH or request.head_dim not in FUSION_HEAD_DIMS
-    if plain:
+    """Against what npu_fusion_attention would refuse below SDPA, where SDPA runs it, and biases that it would round."""
+    if request.structure_kind == "bias":
+        return _rounded(request)
+    if machine.arch == _BY_MATH or request.head_dim not in FUSION_HEAD_DIMS:
         return ()
     in_pieces = request.structure_kind in ("packed", "paged")
     rows = 0 if in_pieces else max(request.q.shape[-3], request.k.shape[-3])
     return (*beyond_one_call(request, rows), *_broadcast(request))
+
+
+def _rounded(request: Request) -> tuple[str, ...]:
+    """SDPA takes an additive mask in q's dtype alone: of another it would lose entries' range, or digits that count."""
+    given = request.structure_facts.mask_dtype
+    if given in (None, request.dtype) or (request.dtype == "float32" and given in HALVES):
+        return ()
+    return (
+        f"torch-npu's SDPA takes an additive mask in q's {request.dtype}, which does not hold what {given} does: "
+        "npu:fusion and npu:blocked keep it, or convert the mask yourself",
+    )
 
 
 def _broadcast(request: Request) -> tuple[str, ...]:

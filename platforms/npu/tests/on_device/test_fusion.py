@@ -80,37 +80,6 @@ def test_causal_and_a_keep_mask_are_composed_and_inverted_once(monkeypatch: pyte
     assert without_mask(asked[0]) == DENSE | {"sparse_mode": 1, "inner_precise": 2}
 
 
-@pytest.mark.parametrize("scale", [0.3, -0.3, 0.0])
-def test_a_bias_is_divided_by_the_scale_and_hides_by_the_mask(monkeypatch, scale: float) -> None:
-    asked = record(monkeypatch)
-    bias = torch.randn(1, 1, 5, 7, generator=torch.Generator().manual_seed(0))
-    bias[0, 0, 1, 2] = float("-inf")
-    bias[0, 0, 2] = torch.finfo(torch.float32).min
-    assert_right("fusion", *qkv((2, 5), (2, 7)), structure=pa.Mask(bias), scale=scale)
-    (call,) = asked
-    assert (tuple(call["pse"].shape), call["pse"].dtype) == ((1, 4, 5, 7), torch.float16)
-    assert bool(call["pse"].isfinite().all())
-    assert torch.equal(call["atten_mask"].cpu(), bias <= torch.finfo(torch.float32).min)
-    assert call["scale"] == pytest.approx(1.2 if scale else 1.0), "a power of two of it is in q"
-
-
-@pytest.mark.parametrize(
-    ("entries", "scale"), [((-9000.0, -10000.0, -11000.0, -12000.0), None), ((-100.0, -70.0, -90.0, -80.0), 1e-3)]
-)
-def test_a_float16_bias_is_never_divided_beyond_its_range(entries: tuple[float, ...], scale: float | None) -> None:
-    assert_right("fusion", *qkv((1, 5), (1, 4)), structure=pa.Mask(torch.tensor(entries).half()), scale=scale)
-
-
-def test_a_bias_beyond_float16_is_clamped(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = record(monkeypatch)
-    bias = torch.zeros(1, 1, 5, 7)
-    bias[..., 0], bias[..., 1] = 3e5, -3e5  # of float32
-    q, k, v = qkv((2, 5), (2, 7))
-    out = pa.attention(q, k, v, structure=pa.Mask(bias), scale=0.3, backend="fusion")
-    assert asked[0]["pse"][..., :2].cpu().abs().eq(65504).all()
-    assert_near(out, exact(q, k, v, structure=pa.Mask(bias), scale=0.3))
-
-
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_a_bound_call_moves_a_scale_that_is_not_above_0_into_q(monkeypatch, scale: float) -> None:
     asked = record(monkeypatch)
