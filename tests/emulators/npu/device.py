@@ -74,7 +74,11 @@ class NpuTensor(torch.Tensor):
         return super().__getitem__(_listed_on_cpu(index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(_listed_on_cpu(index), value)
+        if _is_a_number_in_a_place(self, index, value):  # as the ops below would, of which each takes a tensor's time
+            self.raw[index] = value
+            torch.autograd.graph.increment_version(self)
+        else:
+            super().__setitem__(_listed_on_cpu(index), value)
 
     def new_tensor(self, data: Any, **kwargs: Any) -> torch.Tensor:
         """By torch.tensor: torch's own asserts on a wrapper."""
@@ -87,6 +91,18 @@ class NpuTensor(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return f"NpuTensor({self.raw!r})"
+
+
+def _is_a_number_in_a_place(tensor: NpuTensor, index: Any, value: Any) -> bool:
+    """Whether a number goes to whole numbers of places of a tensor that nobody traces or differentiates."""
+    places = index if isinstance(index, tuple) else (index,)
+    return (
+        type(value) in (int, float, bool)
+        and all(type(place) is int for place in places)
+        and type(tensor.raw) is torch.Tensor
+        and not tensor.requires_grad
+        and not tensor.is_inference()
+    )
 
 
 def _listed_on_cpu(index: Any) -> Any:

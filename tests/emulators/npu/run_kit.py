@@ -45,7 +45,7 @@ def run_kit(
 ) -> dict[str, Any]:
     """The kit's report (`polyattn.testing.Report.as_dict`) of one backend, from a process of its own.
 
-    `long`: its cases are those of long_cases.py in the place of the kit's.
+    Beside the kit's own cases run those of host_pages.py. `long`: those of long_cases.py, in the place of all.
 
     `stack` has the fields of stack.Stack: soc, torch_npu, cann, mindiesd. The report has three entries more: "stack",
     with the version and file of the real MindIE-SD that ran; "ops", how often each native op was called; "lints", what
@@ -106,7 +106,7 @@ def main() -> int:
         help=f"one that has quant_attention; --mindiesd names any of {', '.join(MINDIESD)}",
     )  # fmt: skip
     parser.add_argument("--mindiesd", choices=MINDIESD)
-    parser.add_argument("--long", action="store_true", help="the cases of long_cases.py in the place of the kit's")
+    parser.add_argument("--long", action="store_true", help="the cases of long_cases.py in the place of all")
     parser.add_argument("--no-lint", action="store_false", dest="lint", help="go on where the vendor's op would")
     parser.add_argument("--verbose", action="store_true", help="name each case on standard error before it runs")
     report = run_kit(**vars(parser.parse_args()))

@@ -53,6 +53,23 @@ def native() -> None:
     assert device.host_reads == ["aten::_local_scalar_dense"]
 
 
+def written_places() -> None:
+    """A number in a place is in every view of it and moves the version; autograd sees it."""
+    pool = torch.zeros(2, 3, 4).npu()
+    rows, before = pool[1], pool._version
+    pool[1, 2] = 7.0
+    rows[-1] = 8.0
+    assert pool.cpu()[1].tolist() == [[0.0] * 4, [0.0] * 4, [8.0] * 4]
+    assert pool._version == rows._version == before + 2
+    _refused(lambda: pool.__setitem__(5, 1.0), IndexError, "out of bounds")
+    leaf = torch.zeros(3).npu().requires_grad_()
+    _refused(lambda: leaf.__setitem__(0, 1.0), RuntimeError, "in-place")
+    kept = leaf * 2
+    kept[0] = 1.0
+    kept.sum().backward()
+    assert leaf.grad.cpu().tolist() == [0.0, 2.0, 2.0]
+
+
 def mindiesd() -> None:
     """The real package: attention_forward in each mode, its varlen, its laser and their faults."""
     import mindiesd

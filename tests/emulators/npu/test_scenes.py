@@ -17,6 +17,7 @@ HERE = "tests.emulators.npu"
 #: Module of this folder, its scene, the machine, and the vendor's package that it needs.
 SCENES = [
     ("scenes", "native", {}, ""),
+    ("scenes", "written_places", {}, ""),
     ("scenes", "mindiesd", {}, "mindiesd"),
     ("scenes", "diffusers", {}, "diffusers"),
     ("scenes_versions", "gradients", {}, ""),

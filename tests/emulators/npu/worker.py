@@ -22,11 +22,9 @@ def main() -> None:
         torch_npu_module.install()
 
         from polyattn.testing import conformance, run_conformance
+        from tests.emulators.npu import host_pages, long_cases
 
-        if asked["long"]:
-            from tests.emulators.npu.long_cases import CASES
-
-            conformance.ALL_CASES = CASES
+        conformance.ALL_CASES = long_cases.CASES if asked["long"] else (*conformance.ALL_CASES, *host_pages.CASES)
         report = run_conformance(
             asked["backend"],
             progress=_tell if asked["verbose"] else None,
