@@ -25,6 +25,7 @@ BENCHMARKS = {
     "spans": 90,
     "fp8": 120,
     "training": 90,
+    "graphs": 150,
     "video_tiles": 300,
     "video": 300,
 }

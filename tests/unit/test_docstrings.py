@@ -15,7 +15,7 @@ _OPTIONAL = ("polyattn.integrations.", "polyattn.testing.", "polyattn.__main__",
 MODULES = sorted(
     info.name for info in pkgutil.walk_packages(pa.__path__, "polyattn.") if not info.name.startswith(_OPTIONAL)
 )
-ROOMS = {"distributed", "integrations", "structures", "testing", "vendor"}
+ROOMS = {"distributed", "graphs", "integrations", "structures", "testing", "vendor"}
 
 
 @pytest.mark.parametrize("name", MODULES)

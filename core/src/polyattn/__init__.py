@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polyattn import distributed, integrations, structures, testing, vendor
+    from polyattn import distributed, graphs, integrations, structures, testing, vendor
     from polyattn.call import attention
     from polyattn.discovery import current_platform, platforms
     from polyattn.distributed import Joint, Replicated
@@ -71,7 +71,7 @@ _HOME = {
     "use_backend": "polyattn.scope",
     "warmup": "polyattn.warming",
 }
-_ROOMS = ("distributed", "integrations", "structures", "testing", "vendor")
+_ROOMS = ("distributed", "graphs", "integrations", "structures", "testing", "vendor")
 
 __all__ = [
     "Attention",
@@ -98,6 +98,7 @@ __all__ = [
     "current_platform",
     "distributed",
     "explain",
+    "graphs",
     "integrations",
     "patch_sdpa",
     "platforms",

@@ -13,6 +13,7 @@ from polyattn.distributed.glued import glue
 from polyattn.environment import BACKEND, environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of, profiled
 from polyattn.quant import Quant, as_quant, skipped
+from polyattn.recorders import here, recorders
 from polyattn.request import check_types, shares_memory
 from polyattn.scope import choice_here, choices_here, logs_here, step_here
 from polyattn.structures import Structure
@@ -97,6 +98,14 @@ def attention(
             q, k, v, structure, causal, scale, window, softcap, gate, return_lse, out, backend, None, quant, None,
             deterministic, options, parallel, joint, replicated,
         )  # fmt: skip
+    if recorders and (recorder := here()) is not None:
+        stated = {
+            "structure": structure, "causal": causal, "scale": scale, "window": window, "softcap": softcap,
+            "gate": gate, "return_lse": return_lse, "out": out, "backend": backend, "quant": quant,
+            "deterministic": deterministic, "options": options, "parallel": parallel, "joint": joint,
+            "replicated": replicated,
+        }  # fmt: skip
+        return recorder.attention(attention, (q, k, v), stated, stated)
     if parallel is not None or joint is not None or replicated is not None:
         q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
     if gate is not None:

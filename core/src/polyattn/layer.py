@@ -19,6 +19,7 @@ from polyattn.errors import UnsupportedRequest
 from polyattn.machine import machine_of
 from polyattn.plan import owner_of
 from polyattn.quant import as_quant, layer_index, skipped
+from polyattn.recorders import here, recorders
 from polyattn.routing import backends_left
 from polyattn.scope import choice_here
 from polyattn.structures import KeyPadding, Structure
@@ -119,11 +120,18 @@ class Attention(torch.nn.Module):
         replicated: Any = None,
     ) -> Any:
         """As `pa.attention` with the layer's arguments; `parallel` overrides the layer's own."""
+        compiling = torch.compiler.is_compiling()
+        if not compiling and recorders and (recorder := here()) is not None:
+            stated = {
+                "structure": structure, "gate": gate, "out": out, "return_lse": return_lse,
+                "parallel": self.parallel if parallel is _LAYER else parallel, "joint": joint, "replicated": replicated,
+            }  # fmt: skip
+            return recorder.attention(self.forward, (q, k, v), stated, {**vars(self), **stated})
         if structure is not None and self.role == "cross" and structure.kind == "key_padding":
             structure = _keeping_queries(structure)
         if parallel is _LAYER:
             parallel = self.parallel
-        if torch.compiler.is_compiling():
+        if compiling:
             check_heads(q, k, self._heads)
             return attend_traced(
                 q, k, v, structure, self.causal, self.scale, self.window, self.softcap, gate, return_lse, out,

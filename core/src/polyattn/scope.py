@@ -152,6 +152,10 @@ class RouteLog:
     def entries(self) -> list[RouteEntry]:
         return [entry for _, entry in self._by_route.values()]
 
+    @property
+    def routes(self) -> list[Route]:
+        return [route for route, _ in self._by_route.values()]
+
     def add(self, route: Route) -> None:
         """Count one call that took `route`."""
         kept = self._by_route.get(id(route))
