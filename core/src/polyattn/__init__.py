@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from polyattn.environment import PolyattnWarning, reload_environment
     from polyattn.errors import BackendUnavailable, UnsupportedRequest
     from polyattn.explanation import Explanation, explain
+    from polyattn.integrations.patching import patch_sdpa
     from polyattn.layer import Attention, configure
-    from polyattn.patching import patch_sdpa
     from polyattn.quant import Quant
     from polyattn.reference import reference_attention
     from polyattn.scope import record_routes, step, use_backend
@@ -62,7 +62,7 @@ _HOME = {
     "configure": "polyattn.layer",
     "current_platform": "polyattn.discovery",
     "explain": "polyattn.explanation",
-    "patch_sdpa": "polyattn.patching",
+    "patch_sdpa": "polyattn.integrations.patching",
     "platforms": "polyattn.discovery",
     "record_routes": "polyattn.scope",
     "reference_attention": "polyattn.reference",

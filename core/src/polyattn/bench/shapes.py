@@ -21,6 +21,7 @@ class Workload:
     v: torch.Tensor
     structure: Structure | None
     pairs: int
+    causal: bool = False
 
     @property
     def flops(self) -> int:
@@ -43,6 +44,13 @@ class Shape:
 def dense(batch: int, rows: int, heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> Workload:
     """Self-attention of equal rows."""
     return Workload(*_qkv((batch, rows, heads, dim), device, dtype), None, batch * rows * rows)
+
+
+def causal(rows: int, heads: int, kv_heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> Workload:
+    """One prompt of a language model, with fewer KV heads."""
+    q = torch.randn(1, rows, heads, dim, device=device, dtype=dtype)
+    k, v = (torch.randn(1, rows, kv_heads, dim, device=device, dtype=dtype) for _ in range(2))
+    return Workload(q, k, v, None, rows * (rows + 1) // 2, causal=True)
 
 
 def padded(lengths: Sequence[int], heads: int, dim: int, device: torch.device, dtype: torch.dtype) -> Workload:
@@ -102,6 +110,21 @@ def _paged(page: int) -> Shape:
 SHAPES: dict[str, Shape] = {
     "flux": Shape(
         "FLUX, 4608 tokens, 24 heads, D 128", partial(dense, 1, 4608, 24, 128), partial(dense, 1, 576, 4, 64)
+    ),
+    "sd3": Shape(
+        "SD3, 4096 tokens of image and 154 of text, two samples, 24 heads, D 64",
+        partial(dense, 2, 4250, 24, 64),
+        partial(dense, 2, 425, 4, 64),
+    ),
+    "hunyuan": Shape(
+        "HunyuanVideo 720p, 118800 tokens of video and 256 of text, 24 heads, D 128",
+        partial(dense, 1, 119056, 24, 128),
+        partial(dense, 1, 1860, 4, 64),
+    ),
+    "prefill": Shape(
+        "a prompt of 8192 tokens, causal, 32 heads on 8 KV heads, D 128",
+        partial(causal, 8192, 32, 8, 128),
+        partial(causal, 512, 4, 1, 64),
     ),
     "wan480": Shape(
         "Wan 480p, 32760 tokens, 40 heads, D 128", partial(dense, 1, 32760, 40, 128), partial(dense, 1, 1023, 4, 64)

@@ -97,7 +97,7 @@ def try_backends(
 
 
 def _prepare(ready: _Ready, work: Workload, name: str, *, slow: bool) -> None:
-    told = explain(work.q, work.k, work.v, structure=work.structure, backend=name)
+    told = explain(work.q, work.k, work.v, structure=work.structure, causal=work.causal, backend=name)
     if told.chosen is None:
         reasons = {decision.backend.name: getattr(decision, "reasons", ()) for decision in told.decisions}
         ready.refused[name] = "; ".join(reasons.get(name, ())) or str(told.refusal)
@@ -106,7 +106,9 @@ def _prepare(ready: _Ready, work: Workload, name: str, *, slow: bool) -> None:
     else:
         ready.request = told.request
         ready.routes[name] = told.chosen.name
-        ready.calls[name] = partial(attention, work.q, work.k, work.v, structure=work.structure, backend=name)
+        ready.calls[name] = partial(
+            attention, work.q, work.k, work.v, structure=work.structure, causal=work.causal, backend=name
+        )
 
 
 def _first(ready: _Ready, name: str, clock: Clock) -> float | None:

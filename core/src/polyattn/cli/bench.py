@@ -98,7 +98,7 @@ def _title(name: str, shape: dict[str, Any]) -> str:
 
 
 def orders_of(trials: Mapping[str, Trial], machine: Machine) -> Orders:
-    """The measured order of each shape, for `polyattn.bench.order_file`."""
+    """The measured order of each shape that is not causal, for `polyattn.bench.order_file`, which knows no other."""
     entries = [
         MeasuredOrder(
             structure=trial.request.structure_kind,
@@ -110,7 +110,7 @@ def orders_of(trials: Mapping[str, Trial], machine: Machine) -> Orders:
             milliseconds={name: float(f"{ms:.5g}") for name, ms in times.items()},
         )
         for trial in trials.values()
-        if trial.request is not None and (times := trial.milliseconds())
+        if trial.request is not None and not trial.request.causal and (times := trial.milliseconds())
     ]
     return Orders(machine.platform, machine.arch, tuple(entries), machine.name, machine.versions, time.strftime("%F"))
 

@@ -12,8 +12,8 @@ from polyattn.quant import METHODS
 STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged")
 #: Names of polyattn.bench.shapes.SHAPES, which needs torch.
 SHAPES = (
-    "flux", "wan480", "wan720", "padded", "padded64", "documents", "spans", "paged16", "paged64", "paged128",
-    "paged256", "tiny",
+    "flux", "sd3", "hunyuan", "prefill", "wan480", "wan720", "padded", "padded64", "documents", "spans", "paged16",
+    "paged64", "paged128", "paged256", "tiny",
 )  # fmt: skip
 
 _EXIT_CODES = """\
@@ -45,6 +45,7 @@ shapes are scaled down.
 
   polyattn bench --shapes flux,wan480 --backends fa3,cudnn
   polyattn bench --write-order order.json --plot bench.png
+  polyattn bench --json > new.json; polyattn bench --compare old.json new.json
 """
 _DEMO = """\
 Embed real sentences with a pretrained transformer three ways (its own SDPA, polyattn on the padded batch, polyattn on
@@ -160,6 +161,13 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--seconds", type=_seconds, default=2.0, metavar="N", help="time for each shape (default: 2)")
     bench.add_argument("--write-order", type=Path, metavar="FILE", help="write the measured order as JSON")
     bench.add_argument("--plot", type=Path, metavar="FILE.png", help="draw bars (needs matplotlib)")
+    bench.add_argument(
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar=("OLD.json", "NEW.json"),
+        help="measure nothing: what became slower between two results of --json; exit code 1 where something did",
+    )
 
 
 def _add_demo(commands: Any) -> None:
@@ -195,6 +203,10 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    if args.compare is not None:
+        from polyattn.cli.bench_compare import bench_compare
+
+        return bench_compare(*args.compare, as_json=args.json)
     from polyattn.cli.ready import need_platform, need_torch
 
     need_torch()
