@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -99,6 +102,39 @@ def test_what_is_taken(request_) -> None:
 def test_a_refusal_says_why(request_, words) -> None:
     told = reasons(request_)
     assert all(word in told for word in words), told
+
+
+SUGGESTED = re.compile(r"laser_input_scale=(\d+)(?: suffices|, avoids)")
+
+
+def suggestions() -> Iterator[tuple[Request, NpuOptions, int]]:
+    """What refusals over a range of scales and declared bounds suggest: the request, its options, the input scale."""
+    scales = [sign * 10.0**power for power in range(-16, 3) for sign in (1, -1)] + [0.0]
+    stated = [NpuOptions(), *(NpuOptions(laser_input_scale=2**power) for power in (0, 4, 10))]
+    for max_abs in (1.0, 25.0, 700.0, 9e3, 4e4, 1e6):
+        stated += [NpuOptions(laser_max_abs=max_abs, laser_input_scale=2**power) for power in (0, 4, 10)]
+    for scale, option, keys, dim in product(scales, stated, (4096, 4100), (64, 128)):
+        request = asked(keys=keys, dim=dim, scale=scale, options=(option,))
+        if found := SUGGESTED.search(reasons(request)):
+            yield request, option, int(found[1])
+
+
+def test_an_input_scale_that_a_refusal_suggests_is_taken_and_the_least_that_is() -> None:
+    for request, option, suggested in suggestions():
+        assert reasons(replace(request, options=(replace(option, laser_input_scale=suggested),))) == ""
+        halved = replace(request, options=(replace(option, laser_input_scale=suggested // 2),))
+        assert reasons(halved) != "", (option, request.scale)
+    kinds = {("max_abs" if option.laser_max_abs else "scale") for _, option, _ in suggestions()}
+    assert kinds == {"max_abs", "scale"}
+
+
+def test_no_input_scale_is_suggested_where_each_is_refused() -> None:
+    coarse = reasons(asked(**options(laser_max_abs=4e4, laser_input_scale=2)))
+    assert "too coarsely" in coarse
+    assert "suffices" not in coarse
+    tiny = reasons(asked(keys=4100, scale=1e-14))
+    assert "multiple of 256 keys avoids it" in tiny
+    assert "laser_input_scale" not in tiny
 
 
 def test_other_devices_and_variables() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import polyattn_npu
 from platforms.tests.vendors import forbidden, no_devices, pretend
 from polyattn.vendor import Declined, Found
-from polyattn_npu import detection
+from polyattn_npu import cann, detection
 from polyattn_npu.backends import BACKENDS
 from tests.emulators.npu.stack import SOCS
 
@@ -89,6 +92,65 @@ def test_the_kernel_packages_are_facts_of_the_machine(monkeypatch: pytest.Monkey
     versions = detection.machine("npu").versions
     needed = {need.package for backend in BACKENDS for need in backend.requires if "npu" in need.package}
     assert {"mindiesd", *needed} <= set(versions)
+
+
+RECORD = """package_name=Ascend-cann-toolkit
+innerversion=V100R001C23SPC001B235
+version=8.3.RC1
+arch=aarch64
+"""
+
+
+def cann_in(home: Path, record: str = "ascend_toolkit_install.info", text: str = RECORD) -> None:
+    folder = home / f"{platform.machine()}-linux"
+    folder.mkdir(exist_ok=True)
+    (folder / record).write_text(text)
+
+
+def test_cann_s_version_is_a_fact_of_the_machine_read_from_its_folder(monkeypatch, tmp_path) -> None:
+    pretend(monkeypatch, "npu", get_soc_version=forbidden, get_device_name=forbidden)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    cann_in(tmp_path)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    facts = detection.machine("npu:0")
+    assert facts.build_facts == {"cann": "8.3.RC1"}
+    assert cann.version_of(facts) == "8.3.RC1"
+
+
+def test_a_loaded_torch_npu_tells_cann_s_version_and_one_that_cannot_leaves_it_to_the_folder(monkeypatch, tmp_path):
+    told = {"CANN": "8.5.0"}
+    loaded = ModuleType("torch_npu.npu.utils")
+    loaded.get_cann_version = lambda: told["CANN"]  # type: ignore[attr-defined]
+    for name in ("torch_npu", "torch_npu.npu", "torch_npu.npu.utils"):
+        monkeypatch.setitem(sys.modules, name, loaded)
+    pretend(monkeypatch, "npu")
+    cann_in(tmp_path)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    for said, known in (("8.5.0", "8.5.0"), ("", "8.3.RC1")):  # "" is its answer for a CANN before 8.1
+        told["CANN"] = said
+        cann._told.cache_clear()
+        assert detection.machine("npu:0").build_facts == {"cann": known}
+    cann._told.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["", "innerversion=V100R001C23\n", "version 8.3\n"])
+def test_a_cann_version_that_nobody_states_is_no_fact(monkeypatch, tmp_path, text: str) -> None:
+    pretend(monkeypatch, "npu")
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    assert detection.machine("npu:0").build_facts == {}
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "8.3.RC1"))  # a folder's name is no statement
+    assert detection.machine("npu:0").build_facts == {}
+    cann_in(tmp_path, text=text)
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert detection.machine("npu:0").build_facts == {}
+
+
+def test_a_runtime_without_the_toolkit_has_a_record_too(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    cann_in(tmp_path, "ascend_nnrt_install.info", "version=8.2.RC1\n")
+    assert cann.recorded() == "8.2.RC1"
+    cann_in(tmp_path)
+    assert cann.recorded() == "8.3.RC1", "the whole counts first"
 
 
 def test_without_torch_npu_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

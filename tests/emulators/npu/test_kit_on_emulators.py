@@ -27,7 +27,7 @@ STACKS = {
 #: Backend -> native cases that it must have at least.
 NATIVE = {"fusion": 500, "mindie": 150, "laser": 10, "fia": 600, "quant": 20}
 #: What a structure that a backend claims must have of them at least: one whose cases are all refused proves nothing.
-OF_A_STRUCTURE = 4
+OF_A_STRUCTURE = 3
 #: Kinds of requests that are another structure's.
 _ROOMS = {"prefix_kv": "key_padding", "bias": "mask"}
 #: Those that take no fewer than 2048 rows, which no case of the kit has.

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, wraps
 from glob import glob
-from typing import Any
+from typing import Any, ParamSpec
 
 from polyattn.vendor import Declined, Found, Machine
 
@@ -185,6 +186,25 @@ def _unloaded() -> Iterator[str]:
         yield f"{AUTOLOAD}=0 keeps it out: unset it where CANN is installed"
     if not os.environ.get(CANN_HOME):
         yield f"CANN's {CANN_HOME} is not set: install its toolkit and kernels, then source its set_env.sh"
+
+
+_P = ParamSpec("_P")
+
+
+def _with_cann(read: Callable[_P, Machine]) -> Callable[_P, Machine]:
+    """The facts that `read` gives, and which CANN is below torch-npu where something here says so."""
+
+    @wraps(read)
+    def machine(*args: _P.args, **kwargs: _P.kwargs) -> Machine:
+        from polyattn_npu import cann
+
+        facts, version = read(*args, **kwargs), cann.installed()
+        return replace(facts, build_facts={cann.FACT: version, **facts.build_facts}) if version else facts
+
+    return machine
+
+
+machine = _with_cann(machine)  # the steps above, which all vendors share, ask for no fact of this kind
 
 
 def has_installed(machine: Machine, distribution: str) -> bool:

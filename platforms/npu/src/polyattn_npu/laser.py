@@ -16,6 +16,7 @@ from polyattn_npu.laser_range import (
     MOST_ROWS,
     TAIL,
     input_scale,
+    is_taken,
     largest_score,
     least_scale,
     positive,
@@ -108,7 +109,7 @@ def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
     factor = input_scale(chosen, request.head_dim, keys, request.scale)
     if chosen.laser_max_abs is not None:
         least = least_scale(chosen.laser_max_abs, request.head_dim, keys, request.scale)
-        if factor < least <= LARGEST_SCALE:
+        if factor < least and is_taken(least, request.scale):
             most = largest_score(chosen.laser_max_abs / factor, request.head_dim)
             return (
                 f"laser_max_abs={chosen.laser_max_abs} with laser_input_scale={factor} lets a score reach {most:.3g}, "
@@ -128,8 +129,9 @@ def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
         )
     if keys % BLOCK and -TAIL * positive(request.scale) * factor * factor < BELOW:
         least = 2 ** math.ceil(math.log2(BELOW / -TAIL / positive(request.scale)) / 2)
+        divided = f", or laser_input_scale={least}," if is_taken(least, request.scale) else ""
         return (
             f"scale {request.scale} is so small that keys which the last block of {BLOCK} lacks would take part: "
-            f"a multiple of {BLOCK} keys, or laser_input_scale={least}, avoids it",
+            f"a multiple of {BLOCK} keys{divided} avoids it",
         )
     return ()

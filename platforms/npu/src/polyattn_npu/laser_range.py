@@ -54,6 +54,11 @@ def too_coarse(factor: int, scale: float) -> bool:
     return positive(scale) * factor * factor * _ROUNDING > _MOST_OFF
 
 
+def is_taken(factor: int, scale: float) -> bool:
+    """Whether inputs may be divided by this at all: what a refusal suggests must not be refused in turn."""
+    return factor <= LARGEST_SCALE and not too_coarse(factor, scale)
+
+
 def positive(scale: float) -> float:
     """The scale that the op gets, for one that is not positive too."""
     return abs(scale) or 1.0
