@@ -38,8 +38,8 @@ def test_40_layers_prepare_a_structure_once_a_step(kind: str, counted: dict[int,
     q_shape, k_shape = SHAPES[kind]
     layers = [pa.Attention(q_shape[-2], q_shape[-1]) for _ in range(LAYERS)]
     q, k = torch.randn(q_shape), torch.randn(k_shape)
-    for _ in range(STEPS):
-        structure = made(kind)
+    steps = [made(kind) for _ in range(STEPS)]  # all alive, so that each has an id of its own
+    for structure in steps:
         for layer in layers:
             layer(q, k, k, structure)
         if kind == "dense":  # nothing to prepare
