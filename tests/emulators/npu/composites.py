@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from tests.emulators.npu import device
 
-_SCHEMA = "(str op, str spec, Tensor[] tensors) -> Tensor[]"
+_SCHEMA = "(str op, str spec, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
 _KEPT: list[torch.library.Library] = []
 #: Operator -> its kernel for any device, for the dispatcher does not give it away.
 _KERNELS: dict[str, Callable[..., Any]] = {}
@@ -29,10 +29,10 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
         return _called(func.name(), args, kwargs)
     if kwargs or any(a.alias_info is not None for a in func._schema.arguments):
         raise NotImplementedError(f"(emulator) {func} has keywords or writes its arguments, and is traced")
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    lowered = [device.lower(value) for value in args if isinstance(value, torch.Tensor)]
+    sizes = [value for value in args if isinstance(value, torch.SymInt)]
     spec = [_said(value) for value in args]
-    lowered = [device.lower(t) for t in tensors]
-    out = torch.ops.npu_emulator.composite(func.name(), json.dumps(spec), lowered)
+    out = torch.ops.npu_emulator.composite(func.name(), json.dumps(spec), lowered, sizes)
     lifted = [device.lift(t) for t in out]
     return lifted[0] if len(func._schema.returns) == 1 else tuple(lifted)
 
@@ -62,20 +62,22 @@ def _remembered(impl: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _said(value: Any) -> Any:
+    """In JSON: what the graph holds beside it, by where it is from; a scale that follows from a size is settled."""
     if isinstance(value, torch.Tensor):
-        return {"tensor": isinstance(value, device.NpuTensor)}
-    return value
+        return {"from": "device" if isinstance(value, device.NpuTensor) else "host"}
+    if isinstance(value, torch.SymInt):
+        return {"from": "sizes"}
+    return float(value) if isinstance(value, torch.SymFloat) else value
 
 
-def _arguments(spec: str, tensors: list[torch.Tensor]) -> list[Any]:
-    rest = iter(tensors)
-    filled = []
-    for value in json.loads(spec):
-        if isinstance(value, dict):
-            tensor = next(rest)
-            value = device.NpuTensor(tensor) if value["tensor"] else tensor
-        filled.append(value)
-    return filled
+def _arguments(spec: str, tensors: list[torch.Tensor], sizes: list[int]) -> list[Any]:
+    of_tensors, of_sizes = iter(tensors), iter(sizes)
+    found: dict[str, Callable[[], Any]] = {
+        "device": lambda: device.NpuTensor(next(of_tensors)),
+        "host": lambda: next(of_tensors),
+        "sizes": lambda: next(of_sizes),
+    }
+    return [found[value["from"]]() if isinstance(value, dict) else value for value in json.loads(spec)]
 
 
 def _overload(name: str) -> Any:
@@ -93,13 +95,13 @@ def _called(op: str, args: Any, kwargs: Any) -> Any:
         return _KERNELS[op](*args, **kwargs)
 
 
-def _composite(op: str, spec: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    out = _called(op, _arguments(spec, tensors), {})
+def _composite(op: str, spec: str, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    out = _called(op, _arguments(spec, tensors, sizes), {})
     return [device.lower(t).clone() for t in (out if isinstance(out, tuple | list) else (out,))]
 
 
-def _fake(op: str, spec: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _fake(op: str, spec: str, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     kernel = singleton.find(_overload(op)._schema.name).fake_impl.kernel
-    out = kernel(*_arguments(spec, tensors))
+    out = kernel(*_arguments(spec, tensors, sizes))
     made = out if isinstance(out, tuple | list) else (out,)
     return [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu") for t in made]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from tests.emulators.npu import composites
@@ -66,9 +67,13 @@ class NpuTensor(torch.Tensor):
         return NpuTensor(inner["raw"])
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """The CPU tensor's, for the wrapper's own has no data; torch's tracers want that of the wrapper."""
+        """The CPU tensor's, for the wrapper's own has no data; torch's tracers want that of the wrapper.
+
+        But where it has no element: they resize what stands in for it, which the device of a wrapper does not do.
+        """
         tracing = sys._getframe(1).f_globals.get("__name__", "").startswith("torch._subclasses.")
-        return super().untyped_storage() if tracing else self.raw.untyped_storage()
+        resized = type(self.raw) is not torch.Tensor and statically_known_true(self.raw.numel() == 0)
+        return super().untyped_storage() if tracing and not resized else self.raw.untyped_storage()
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return super().__getitem__(_listed_on_cpu(index))

@@ -156,6 +156,31 @@ def test_a_row_without_keys_is_zero() -> None:
     assert out[1].eq(0).all()
 
 
+NO_ROWS = torch.zeros(0, 3, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "structure"),
+    [
+        ((0, 4), pa.Paged(NO_ROWS, [])),
+        ((0, 4), pa.Paged(NO_ROWS, [], [])),
+        ((0,), pa.Paged(NO_ROWS, [], [])),
+        ((0, 4), pa.Paged(NO_ROWS, [], None, [])),
+        ((3, 0), pa.Paged(TABLE, KV_LENGTHS)),
+        ((0,), pa.Paged(TABLE, KV_LENGTHS, [0, 0, 0])),
+    ],
+    ids=["no row", "no row, padded", "no row, packed", "no row, spans", "no query", "no query, packed"],
+)
+def test_pages_of_no_row_or_for_no_query_need_no_op(
+    monkeypatch, rows: tuple[int, ...], structure, causal: bool
+) -> None:
+    asked = record(monkeypatch)
+    out = assert_right("fia", drawn(*rows, 4, 64), *pools(), structure=structure, causal=causal)
+    assert out.shape == (*rows, 4, 64)
+    assert asked == []
+
+
 def test_rows_that_share_pages_run_apart_where_the_pool_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = record(monkeypatch)
     k, v = (pool[:3].contiguous() for pool in pools())
