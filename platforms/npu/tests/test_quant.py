@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -197,6 +199,31 @@ def scene_keys_that_are_not_there_do_not_count_where_all_others_score_far_below_
         for keys in (k, k + torch.randn(k.shape, generator=torch.Generator().manual_seed(5)).bfloat16()):
             out, _ = ran(q, keys, v, quant=pa.Quant("mxfp4", rotate=rotate))
             assert error(out, q, keys, v) < LIMITS["mxfp4"], (rotate, error(out, q, keys, v))
+
+
+def scene_what_undoes_them_costs_no_precision_however_few_keys_there_are() -> None:
+    for keys in (1, 3, 40, 480):
+        q, k, v = drawn(1, 40, 2, 64), drawn(1, keys, 2, 64), drawn(1, keys, 2, 64) + 1.0
+        out, _ = ran(q, k, v, quant="mxfp4")
+        k, v = (t.repeat(1, math.lcm(keys, 512) // keys, 1, 1) for t in (k, v))  # the same softmax, none is filled up
+        plain, calls = ran(q, k, v, quant="mxfp4")
+        assert calls[0].arguments["key"].shape[-1] == 32, "taken as they are"
+        assert error(out, q, k, v) < 1.2 * error(plain, q, k, v), keys
+
+
+def scene_twice_the_head_dim_is_told_once() -> None:
+    from polyattn_npu import quant_forward
+
+    quant_forward._tell_once.cache_clear()
+    q, k = drawn(1, 40, 2, 64), drawn(1, 100, 2, 64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ran(q, drawn(1, 512, 2, 64), drawn(1, 512, 2, 64), quant="mxfp4")
+        assert told == []
+        for _ in range(2):
+            _, (call,) = ran(q, k, k, quant="mxfp4")
+    assert call.arguments["key"].shape[-1] == 64, "two codes a byte, of 128"
+    assert ["a multiple of 512 keys" in str(one.message) for one in told] == [True]
 
 
 def scene_layouts_and_dtypes() -> None:

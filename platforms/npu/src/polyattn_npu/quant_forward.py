@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch.nn.functional import pad
 
-from polyattn.vendor import Quant, Result, Window, positive_scale, prefix, written
+from polyattn.vendor import Quant, Result, Window, positive_scale, prefix, warn, written
 from polyattn_npu.mindie_forward import only_plain
 from polyattn_npu.mindie_package import package
 from polyattn_npu.options import LAYOUT, npu_options
@@ -87,11 +87,14 @@ def _uncounted(
 ) -> torch.Tensor:
     """mxfp4 by `_attend`, without the share of the softmax of keys that are not there: their scores are 0.
 
-    A column of ones beside the values is the share of the real keys, and is divided out. Without their mean the keys'
-    scores are 0 on average, which the softmax does not see: else that share vanishes where all are well below 0.
+    A column of ones beside the values is the share of the real keys, and is divided out. That is exact: a 1 has a code
+    of its own, whatever precision the weights have inside is that of both columns, and where nothing is filled up, by
+    a build to come, the column is 1. Without their mean the keys' scores are 0 on average, which the softmax does not
+    see: of n keys the share is then n/(n+511) at least, where it would vanish if all scores were well below 0.
     """
     if k.shape[1] % _FILLED == 0:
         return _attend("mxfp4", layout, scale, matrix, q, k, v)
+    _tell_once()
     if matrix is not None:
         q, k = q @ matrix, k @ matrix
     full = k.float()
@@ -100,3 +103,11 @@ def _uncounted(
     ones = pad(pad(v, (0, 1), value=1.0), (0, width - 1))
     wide = _attend("mxfp4", layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
     return wide[..., :width] / wide[..., width : width + 1]
+
+
+@lru_cache(maxsize=1)
+def _tell_once() -> None:
+    warn(
+        f"npu:quant runs mxfp4 at twice the head dim: MindIE-SD fills keys up to a multiple of {_FILLED} with zeros "
+        f"that take part, which a column beside the values undoes; a multiple of {_FILLED} keys is taken as it is"
+    )
