@@ -76,6 +76,10 @@ def test_a_combination_that_means_nothing_can_run_nowhere(polyattn):
         ((*Q, "--backend", "abacus"), "'abacus'"),
         ((*Q, "--device", "cuda:x"), "--device: TYPE or TYPE:INDEX is needed"),
         ((*Q, "--device", "abacus"), "torch knows no device type 'abacus'"),
+        ((*Q, "--structure", "video_tiles"), "--grid: video tiles need the video's frames, height and width"),
+        ((*Q, "--structure", "video_tiles", "--grid", "9,9,9"), "--grid: 9, 9, 9 has 729 tokens, q only"),
+        ((*Q, "--structure", "video_tiles", "--grid", "1,1,2", "--tile", "4"), "tile"),
+        ((*Q, "--gate"), "--grid, --gate: only video_tiles has them, not dense"),
         ((*Q, "--structure", "tree"), "invalid choice: 'tree'"),
         (("--q", "99999999999,99999999999,99999999999,64"), ""),
     ],
@@ -109,6 +113,8 @@ def test_wrong_arguments_are_one_line_and_code_2(polyattn, options, said):
             "paged",
             {"documents": 3, "query_layout": "packed"},
         ),
+        ({"structure": "video_tiles", "grid": (4, 5, 5)}, "video_tiles", {"host": True}),
+        ({"structure": "block_map"}, "block_map", {"blocks": (64, 64)}),
     ],
 )
 def test_each_structure_becomes_a_plausible_request(options, kind, facts):
@@ -117,6 +123,14 @@ def test_each_structure_becomes_a_plausible_request(options, kind, facts):
     assert {name: getattr(request.structure_facts, name) for name in facts} == facts
     assert request.device == "toy:1"
     assert bool(assumed) == (kind != "dense"), "what was made up is said"
+
+
+def test_rows_before_the_video_are_its_prefix_and_a_gate_is_a_fact():
+    asked = Asked(q=(2, 107, 8, 64), structure="video_tiles", grid=(4, 5, 5), tile=(2, 5, 5), sparsity=0.5, gate=True)
+    request, (assumed,) = request_of(asked, "toy:1")
+    video = request.structure_facts.video
+    assert (video.kept, video.gate) == (1, True)
+    assert assumed == "1 of 2 tiles of 2, 5, 5 are kept, 7 rows before the video are a prefix"
 
 
 def test_every_option_reaches_the_request():

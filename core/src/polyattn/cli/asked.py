@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -12,13 +13,25 @@ from polyattn.cli.failure import UsageError
 from polyattn.errors import UnsupportedRequest
 from polyattn.plan import describe
 from polyattn.quant import Quant
-from polyattn.structures import KeyPadding, Mask, Packed, Paged, Spans, Structure
+from polyattn.structures import (
+    BlockMap,
+    KeyPadding,
+    Mask,
+    Packed,
+    Paged,
+    Spans,
+    Structure,
+    VideoLayout,
+    VideoTiles,
+)
+from polyattn.structures.video_gate import gated
 from polyattn.vendor import Request
 
 Shape = tuple[int, ...]
 
 _PAGE_SIZE = 16
 _DOCUMENTS = 2
+_BLOCK = 64
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -32,6 +45,10 @@ class Asked:
     dtype: str = "bfloat16"
     structure: str = "dense"
     documents: int | None = None
+    grid: Shape | None = None
+    tile: Shape = (4, 4, 4)
+    sparsity: float = 0.9
+    gate: bool = False
     causal: bool = False
     window: Any = None
     softcap: float = 0.0
@@ -49,6 +66,8 @@ def request_of(asked: Asked, device: str) -> tuple[Request, tuple[str, ...]]:
     try:
         structure, assumed = _structure(asked, k_shape, dtype)
         q, k, v = (_empty(shape, dtype) for shape in (asked.q, k_shape, asked.v or k_shape))
+        if asked.gate:
+            structure = gated(structure, _empty((*asked.q[:-1], v.shape[-1]), dtype), q, k, v)
         arguments = checked(asked.causal, asked.window, asked.softcap, asked.deterministic, ())
         quant = None if asked.quant is None else Quant(asked.quant)
         request, _, _ = describe(q, k, v, structure, arguments, scale=None, lse=asked.lse, out=None, quant=quant)
@@ -101,6 +120,25 @@ def _paged(asked: Asked, k: Shape, _: torch.dtype) -> tuple[Structure, str]:
     return Paged(pages, lengths, new), f"{rows} rows of {entries} pages, full, {k[1]} keys a page, known on the host"
 
 
+def _video_tiles(asked: Asked, k: Shape, _: torch.dtype) -> tuple[Structure, str]:
+    if asked.grid is None:
+        raise UsageError("--grid: video tiles need the video's frames, height and width in tokens, as 21,30,52")
+    beside = k[1] - prod(asked.grid)
+    if beside < 0:
+        raise UsageError(f"--grid: {_listed(asked.grid)} has {prod(asked.grid)} tokens, q only {k[1]} rows")
+    grid: Any = asked.grid  # their own checks say what is wrong with other than three sizes
+    tile: Any = asked.tile
+    structure = VideoTiles(VideoLayout(grid, prefix=(beside,) if beside else ()), tile, sparsity=asked.sparsity)
+    told = f"{structure.kept} of {structure.num_tiles} tiles of {_listed(asked.tile)} are kept"
+    return structure, told + (f", {beside} rows before the video are a prefix" if beside else "")
+
+
+def _block_map(asked: Asked, k: Shape, _: torch.dtype) -> tuple[Structure, str]:
+    blocks = [-(-rows // _BLOCK) for rows in (asked.q[1], k[1])]
+    kept = torch.ones(blocks, dtype=torch.bool)
+    return BlockMap.from_mask(kept, _BLOCK, _BLOCK), f"blocks of {_BLOCK} rows, known on the host"
+
+
 _MAKERS = {
     "key_padding": _key_padding,
     "mask": _mask,
@@ -108,6 +146,8 @@ _MAKERS = {
     "packed": _packed,
     "spans": _spans,
     "paged": _paged,
+    "video_tiles": _video_tiles,
+    "block_map": _block_map,
 }
 
 
@@ -135,6 +175,8 @@ def _check_shapes(asked: Asked) -> None:
     for name, shape in (("k", asked.k), ("v", asked.v)):
         if shape is not None and len(shape) != rank:
             raise UsageError(f"--{name}: {asked.structure} attention with this q takes {words}, got {_listed(shape)}")
+    if asked.structure != "video_tiles" and (asked.grid is not None or asked.gate):
+        raise UsageError(f"--grid, --gate: only video_tiles has them, not {asked.structure}")
     counted = asked.structure == "packed" or (asked.structure == "paged" and len(asked.q) == 3)
     if asked.documents is not None and not counted:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from polyattn import __version__
 from polyattn.quant import METHODS
 
-STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged")
+STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged", "video_tiles", "block_map")
 #: Names of polyattn.bench.shapes.SHAPES, which needs torch.
 SHAPES = (
     "flux", "sd3", "hunyuan", "prefill", "wan480", "wan720", "padded", "padded64", "documents", "spans", "paged16",
@@ -32,6 +32,7 @@ with --machine not even the device is needed.
 
   polyattn explain --q 1,4608,24,128 --dtype bfloat16
   polyattn explain --q 9216,24,128 --structure packed --documents 4 --lse
+  polyattn explain --q 1,32760,40,128 --structure video_tiles --grid 21,30,52 --tile 4,8,8
   polyattn info --machine > h100.json      (there)
   polyattn explain --q 1,4608,24,128 --machine h100.json      (here)
 """
@@ -127,6 +128,10 @@ def _add_explain(commands: Any) -> None:
     call = explain.add_argument_group("the call")
     call.add_argument("--structure", choices=STRUCTURES, default="dense", help="who attends to whom (default: dense)")
     call.add_argument("--documents", type=_count, metavar="N", help="packed, or paged with q of T,H,D (default: 2)")
+    call.add_argument("--grid", type=_shape, metavar="T,H,W", help="video_tiles: frames, height and width, in tokens")
+    call.add_argument("--tile", type=_shape, default=(4, 4, 4), metavar="T,H,W", help="video_tiles (default: 4,4,4)")
+    call.add_argument("--sparsity", type=float, default=0.9, metavar="X", help="video_tiles: tiles left out (0.9)")
+    call.add_argument("--gate", action="store_true", help="video_tiles: with the gated coarse term")
     call.add_argument("--causal", action="store_true", help="bottom-right aligned causal attention")
     call.add_argument(
         "--window", type=_window, metavar="L,R", help="keys seen left and right of the diagonal; 'none' is unbounded"
