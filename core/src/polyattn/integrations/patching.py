@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -12,38 +13,51 @@ from torch.overrides import TorchFunctionMode
 
 from polyattn.call import attention
 from polyattn.errors import UnsupportedRequest
-from polyattn.structures import Mask
+from polyattn.integrations.sdpa_terms import terms
 
+#: torch's own; calls of it by value reach a scope's mode under this identity.
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
-class _Scopes(threading.local):
-    """The backend choices of this thread's open scopes, innermost last."""
+class _Thread(threading.local):
+    """Of this thread: the backend choices of its open scopes, innermost last, and whether polyattn is at work."""
 
     def __init__(self) -> None:
         self.choices: list[str | None] = []
+        self.inside = False
 
 
-_scopes = _Scopes()
+_thread = _Thread()
 _open = 0
 _lock = threading.Lock()
+#: What the module's attribute held before the first scope: torch's function, or what another library put there.
+_replaced: Callable[..., torch.Tensor] = _sdpa
 
 
 class _ByValue(TorchFunctionMode):
-    """Catches calls of the function itself, as code makes them that imported it by value."""
+    """Catches calls of torch's function itself, as code makes them that imported it by value."""
+
+    def __init__(self, backend: str | None) -> None:
+        super().__init__()
+        self.backend = backend
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (_dispatch if func is _sdpa else func)(*args, **(kwargs or {}))
+        if func is _sdpa and not _is_our_own_call():
+            return _routed(self.backend, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class patch_sdpa:
     """In this scope and thread, `F.scaled_dot_product_attention` runs through `pa.attention`, in stock modules too.
 
-    torch's own meanings hold: q is [B,H,S,D] (or [H,S,D]), batch and heads broadcast, a 2-D mask is [Sq,Sk], a 3-D one
-    broadcasts over heads, `is_causal` is top-left. Dropout is refused. What has no heads, no elements or nested rows is
-    torch's own to answer, and so are the calls of other threads. The last scope restores torch's function.
+    torch's own meanings hold: q is [...,H,S,D], batch and heads broadcast, a 2-D mask is [Sq,Sk], a 3-D one broadcasts
+    over heads, `is_causal` is top-left. But for one: a query row that sees no key is 0, where torch may say NaN.
+    Dropout is refused. What has no heads, no elements or nested rows is torch's own to answer, and so are the calls of
+    other threads. The last scope restores what was there.
+
+    A scope around a compiled function holds within its graph; to enter one inside, leave `fullgraph` off.
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 2, 4, 8)
@@ -55,15 +69,21 @@ class patch_sdpa:
 
     def __init__(self, backend: str | None = None) -> None:
         self.backend = backend
-        self._mode = _ByValue()
+        self._mode = _ByValue(backend)
 
     def __enter__(self) -> patch_sdpa:
-        global _open
+        global _open, _replaced
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(
+                msg="patch_sdpa is entered in compiled code: enter it around the compiled function"
+            )
         with _lock:
+            if _open == 0:
+                _replaced = torch.nn.functional.scaled_dot_product_attention
             _open += 1
             # modules such as nn.MultiheadAttention look the function up when they call it, out of a mode's reach
-            torch.nn.functional.scaled_dot_product_attention = _dispatch
-        _scopes.choices.append(self.backend)
+            torch.nn.functional.scaled_dot_product_attention = _by_name
+        _thread.choices.append(self.backend)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -72,24 +92,29 @@ class patch_sdpa:
     ) -> None:
         global _open
         self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        _scopes.choices.pop()
+        _thread.choices.pop()
         with _lock:
             _open -= 1
-            if _open == 0:
-                torch.nn.functional.scaled_dot_product_attention = _sdpa
+            # what another library has put there meanwhile is its own to take away
+            if _open == 0 and torch.nn.functional.scaled_dot_product_attention is _by_name:
+                torch.nn.functional.scaled_dot_product_attention = _replaced
 
 
-def _dispatch(*args: Any, **kwargs: Any) -> torch.Tensor:
-    if not _scopes.choices:
-        return _sdpa(*args, **kwargs)
-    scopes, _scopes.choices = _scopes.choices, []  # our own backends call the function too
-    try:
-        return _as_sdpa(scopes[-1], *args, **kwargs)
-    finally:
-        _scopes.choices = scopes
+def _by_name(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Stands in the module while a scope is open anywhere."""
+    if not _thread.choices or _is_our_own_call():
+        return _replaced(*args, **kwargs)
+    return _routed(_thread.choices[-1], *args, **kwargs)
 
 
-def _as_sdpa(
+def _is_our_own_call() -> bool:
+    """Whether a backend makes the call: then it is torch's. In a compiled graph the caller's name alone says so."""
+    if torch.compiler.is_compiling():
+        return False
+    return _thread.inside or str(sys._getframe(2).f_globals.get("__name__", "")).startswith("polyattn.")
+
+
+def _routed(
     backend: str | None,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -97,6 +122,7 @@ def _as_sdpa(
     attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
@@ -105,20 +131,17 @@ def _as_sdpa(
             f"dropout_p: dropout is not supported by polyattn, got {dropout_p}; call outside patch_sdpa"
         )
     if not _is_ours(query, key, value, attn_mask):
-        return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask, is_causal: SDPA takes one of them")
+        return _replaced(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     query, key, value = _broadcast(query, key, value, enable_gqa)
     lead = query.shape[:-3]
     q, k, v = (t.reshape(-1, *t.shape[-3:]).transpose(1, 2) for t in (query, key, value))
-    structure, causal = None, False
-    if attn_mask is not None:
-        structure = Mask(_rank_four(attn_mask, lead, k.shape[1]))
-    elif is_causal and q.shape[1] == k.shape[1]:
-        causal = True
-    elif is_causal:  # torch aligns the triangle top-left, polyattn bottom-right
-        structure = Mask.pairs(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril())
-    out = attention(q, k, v, structure=structure, causal=causal, scale=scale, backend=backend)
+    mask = attn_mask if attn_mask is None or len(lead) == 1 else _as_batch(attn_mask, lead)
+    k, v, structure, causal = terms(q, k, v, mask, is_causal)
+    was, _thread.inside = _thread.inside, True
+    try:
+        out = attention(q, k, v, structure=structure, causal=causal, scale=scale, backend=backend)
+    finally:
+        _thread.inside = was
     result: torch.Tensor = out.transpose(1, 2).reshape(*lead, *out.shape[2:3], out.shape[1], out.shape[3])
     return result
 
@@ -146,11 +169,11 @@ def _broadcast(
     return q, k, v
 
 
-def _rank_four(mask: torch.Tensor, lead: tuple[int, ...], keys: int) -> torch.Tensor:
-    mask = mask.expand(*mask.shape[:-1], keys) if mask.shape[-1] == 1 else mask
-    while mask.dim() < 3 + len(lead):
-        mask = mask[None]
-    if len(lead) == 1:
+def _as_batch(mask: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
+    """A mask for tensors with several axes (or none) before the heads, which are one axis for us."""
+    if mask.dim() <= 3:
         return mask
-    batch = 1 if all(size == 1 for size in mask.shape[:-3]) else torch.Size(lead).numel()
-    return mask.expand(*(lead if batch > 1 else mask.shape[:-3]), *mask.shape[-3:]).reshape(batch, *mask.shape[-3:])
+    before = mask.shape[:-3]
+    if all(size == 1 for size in before):
+        return mask.reshape(1, *mask.shape[-3:])
+    return mask.expand(*lead, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
