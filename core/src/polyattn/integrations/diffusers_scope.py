@@ -1,0 +1,107 @@
+"""Which attention processors of a diffusers model run through polyattn in a scope, and putting back what was there.
+
+A processor that asks diffusers' dispatcher is told our backend; one that calls torch's SDPA itself, as SD3's and the
+UNets' do, runs inside `pa.patch_sdpa`. Both are copies that stand in for the model's own while the scope lasts, so that
+a processor that another model shares keeps its ways.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyattn.integrations.patching import patch_sdpa
+
+_SDPA = "scaled_dot_product_attention"
+_patched: dict[type, type] = {}
+
+
+@dataclass
+class Routed:
+    """The processors of some models by the names of their modules, while a scope lasts.
+
+    dispatched  told to use our backend
+    patched     call torch's SDPA, which is ours while they run
+    left        use neither, such as linear attention: they compute as before
+    """
+
+    dispatched: tuple[str, ...]
+    patched: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+@dataclass
+class Standin:
+    """A module's processor and the copy that stands in for it."""
+
+    module: torch.nn.Module
+    processor: Any
+    copy: Any
+
+    def put(self) -> None:
+        self.module.processor = self.copy
+
+    def put_back(self) -> None:
+        if self.module.processor is self.copy:  # else the user has set another one meanwhile
+            self.module.processor = self.processor
+
+
+def standins(models: tuple[torch.nn.Module, ...], backend: Any) -> tuple[list[Standin], Routed]:
+    """Copies of the models' processors that run through polyattn, and which those are."""
+    made: list[Standin] = []
+    found: dict[str, list[str]] = {"dispatched": [], "patched": [], "left": []}
+    for model in models:
+        for name, module in model.named_modules():
+            processor = getattr(module, "processor", None)
+            if processor is None:
+                continue
+            how = _how(processor)
+            found[how].append(f"{name or type(module).__name__}: {type(processor).__name__}")
+            if how == "dispatched":
+                made.append(Standin(module, processor, _dispatching(processor, backend)))
+            elif how == "patched":
+                made.append(Standin(module, processor, _patching(processor)))
+    return made, Routed(**{how: tuple(names) for how, names in found.items()})
+
+
+def _how(processor: Any) -> str:
+    if hasattr(processor, "_attention_backend"):
+        return "dispatched"
+    return "patched" if _calls_sdpa(type(processor)) else "left"
+
+
+def _calls_sdpa(cls: type) -> bool:
+    """Whether a processor's own code names torch's function."""
+    methods = (inspect.unwrap(each) for base in cls.__mro__ for each in vars(base).values() if callable(each))
+    return any(_SDPA in method.__code__.co_names for method in methods if hasattr(method, "__code__"))
+
+
+def _dispatching(processor: Any, backend: Any) -> Any:
+    twin = copy.copy(processor)  # of a module, too, which shares its parameters then
+    twin._attention_backend = backend
+    return twin
+
+
+def _patching(processor: Any) -> Any:
+    twin = copy.copy(processor)
+    cls = type(processor)
+    twin.__class__ = _patched.get(cls) or _patched.setdefault(cls, _patched_class(cls))
+    return twin
+
+
+def _patched_class(cls: type) -> type:
+    """A subclass that runs within `patch_sdpa`: still an instance of `cls`, with its name and its call's signature."""
+    entry = "forward" if issubclass(cls, torch.nn.Module) else "__call__"
+    call = getattr(cls, entry)
+
+    @functools.wraps(call)
+    def within(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with patch_sdpa():
+            return call(self, *args, **kwargs)
+
+    return type(cls.__name__, (cls,), {entry: within, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
