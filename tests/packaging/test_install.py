@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-import subprocess
 import sys
 import venv
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from tests.packaging.distributions import lend, run
 
 FACTS = """
 import json, torch, polyattn
@@ -48,30 +48,3 @@ def test_installing_for_cuda_leaves_torch_alone(wheels: dict[str, Path], tmp_pat
     assert not [
         name for name in facts["installed"] if name in ("polyattn-rocm", "polyattn-npu", "torch-npu", "flash-attn")
     ]
-
-
-def lend(distribution: str, folder: Path) -> Path:
-    """A folder that shows one installed distribution, and what it needs, of this environment: links, not copies."""
-    folder.mkdir()
-    todo, done = [distribution], set()
-    while todo:
-        name = todo.pop()
-        try:
-            held = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue  # needed on other systems only
-        if held.name in done:
-            continue
-        done.add(held.name)
-        for top in {file.parts[0] for file in held.files or () if file.parts[0] not in ("..", "__pycache__")}:
-            if not (folder / top).exists():
-                (folder / top).symlink_to(held.locate_file(top))
-        todo += [re.split(r"[^\w.-]", need)[0] for need in held.requires or () if "extra ==" not in need]
-    return folder
-
-
-def run(*command: str) -> str:
-    """Standard output of a command that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

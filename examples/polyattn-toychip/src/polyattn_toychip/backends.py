@@ -1,0 +1,50 @@
+"""What toychip can do, as data: each slot with the features that it really has. Nothing here runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polyattn.vendor import Backend, Features, Machine, Request, Slot, generic_backends, varlen_padding
+
+#: What the maker's kernel takes; all that is not named is "no", and refused with that reason.
+_KERNEL = Features(
+    causal=True,
+    lse=True,
+    deterministic=True,
+    dtypes=frozenset({"float32", "bfloat16"}),
+    head_dims=range(16, 129, 16),
+)
+
+
+def _slot(kind: str) -> Slot:
+    return Slot(f"polyattn_toychip.rows:{kind}", replace(_KERNEL, kinds=frozenset({kind})))
+
+
+#: The kernel, bound to three structures.
+ROWS = Backend(
+    "rows",
+    slots=(_slot("dense"), _slot("packed"), _slot("key_padding")),
+    check=varlen_padding.packs_in_place,  # what features cannot say: padding that packing would move under causal
+    tolerances={"float32": 2e-5, "bfloat16": 3e-2},
+)
+
+
+def _blocked() -> Backend:
+    """The core's plain matmul and softmax, for what the kernel lacks: masks, windows, gradients, pages."""
+
+    def check(request: Request, machine: Machine) -> tuple[str, ...]:
+        if request.structure_kind == "packed" and not request.structure_facts.host:
+            return (
+                "where only the device knows the boundaries it would mask them, and one document's NaN would spread",
+            )
+        return found.check(request, machine)
+
+    (found,) = (backend for backend in generic_backends() if backend.name == "blocked")
+    return replace(
+        found,
+        check=check,
+        slots=tuple(replace(slot, features=replace(slot.features, dtypes=_KERNEL.dtypes)) for slot in found.slots),
+    )
+
+
+BACKENDS: tuple[Backend, ...] = (ROWS, _blocked())
