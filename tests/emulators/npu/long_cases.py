@@ -58,6 +58,7 @@ CASES = (
     Case("key_padding/long_gqa", "key_padding", partial(padded, heads=Heads(4, 2))),
     Case("key_padding/long_short_prefix", "key_padding", partial(padded, used=100)),
     Case("packed/long", "packed", packed),
+    Case("packed/long_exact_blocks", "packed", partial(packed, lengths=(ROWS,))),
     Case("packed/long_two_documents", "packed", partial(packed, lengths=(ROWS, MORE))),
     Case("packed/long_real_and_pad", "packed", real_and_pad),
 )
