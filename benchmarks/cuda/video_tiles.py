@@ -3,15 +3,21 @@
 The winners are what `polyattn/kernels/video_tiles.py` should name for this architecture.
 
 python benchmarks/cuda/video_tiles.py [--out DIR] [--small]      (TRITON_INTERPRET=1 to see it run without a GPU)
+python benchmarks/cuda/video_tiles.py --hopper                   256 tokens: the Hopper kernels beside a few others
+
+The Hopper kernels could hang: each first runs in a process of its own, which ends if it takes too long.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -19,9 +25,17 @@ import torch
 from _record import Asked, Record, arguments
 from _video_work import TILES, Work, structure_of, work_of
 
+import polyattn as pa
 from polyattn.bench.timing import Clock, clock_of, interleaved
+from polyattn.kernels import video_attention as video
+from polyattn.kernels.launch import architecture_of
 from polyattn.kernels.video_attention import most_heads, video_attention
-from polyattn.kernels.video_tiles import VideoTile
+from polyattn.kernels.video_fine import listed_attention
+from polyattn.kernels.video_select import select
+from polyattn.kernels.video_tiles import VideoTile, video_tile
+
+with suppress(ImportError):  # a Triton without Gluon
+    from polyattn.kernels import video_hopper
 
 #: How rows are loaded: packed or not, and what descriptors load.
 _LOADS = ((False, ""), (True, ""), (True, "k"), (True, "kv"))
@@ -32,6 +46,16 @@ _FINALISTS = 6
 _KEPT = 0.1
 #: What is seen without a GPU.
 SMALL = (64,)
+#: Words of the command line: the Hopper kernels alone, and one of them in this process.
+_HOPPER, _TRY = "--hopper", "--try"
+#: What a Hopper kernel may take for its first calls, in seconds, compiling and starting Python included.
+_PATIENCE = 150
+#: Fields of each that is tried, the surest first: they are to be told apart by what they change.
+_HOPPER_FIELDS: tuple[dict[str, Any], ...] = (
+    {"persistent": False}, {}, {"stages": 3}, {"box": 32}, {"box": 32, "stages": 3}, {"turns": True},
+    {"turns": True, "box": 32, "stages": 3}, {"box": 128}, {"copying": 40, "box": 32, "stages": 3},
+    {"box": 32, "stages": 3, "persistent": False}, {"keys": 64, "box": 32, "stages": 4},
+)  # fmt: skip
 
 
 def candidates(volume: int, *, small: bool) -> list[VideoTile]:
@@ -51,13 +75,25 @@ def candidates(volume: int, *, small: bool) -> list[VideoTile]:
 
 def main() -> int:
     """Tiles of 64 and of 256 tokens."""
+    if sys.argv[1:2] == [_TRY]:
+        return tried(json.loads(sys.argv[2]))
+    hopper = _HOPPER in sys.argv
+    if hopper:
+        sys.argv.remove(_HOPPER)
     asked = arguments(__doc__)
     record = Record("tiles of video attention", asked.small)
     clock = clock_of(asked.device)
     with torch.inference_mode():
-        for volume in SMALL if asked.small else TILES:
+        for volume in SMALL if asked.small else (256,) if hopper else TILES:
             work = short(volume, asked) if asked.small else work_of("720p", volume, _KEPT, asked.device, asked.dtype)
-            sweep(volume, work, asked, record, clock)
+            tiles = candidates(volume, small=asked.small)
+            if hopper:
+                usual = video_tile(architecture_of(asked.device), 128, 128, 2, 256, 256)
+                tiles = [usual] + [tile for tile in tiles if tile.stages == 3 and tile.described and tile.block_n == 64]
+            tiles += hopper_candidates(volume, asked, record)
+            sweep(volume, tiles, work, asked, record, clock)
+            if hopper:
+                print(f"{kept_flops(work) / 1e12:.3f} TFLOP are kept")
     return record.end(__file__, asked.out)
 
 
@@ -67,9 +103,93 @@ def short(volume: int, asked: Asked) -> Work:
     return Work(*tensors, structure_of((2, 5, 5), TILES[volume], 0.5))
 
 
-def sweep(volume: int, work: Work, asked: Asked, record: Record, clock: Clock) -> None:
+def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
+    """Those of the Hopper kernels that are right and come to an end, each seen in a process of its own."""
+    if asked.device.type == "cpu" or architecture_of(asked.device) != "sm_90" or volume < 128:
+        return []
+    command = [sys.executable, __file__, _TRY]
+    found = []
+
+    def told(fields: dict[str, Any]) -> str:
+        try:
+            ran = subprocess.run(
+                [*command, json.dumps(fields)], capture_output=True, text=True, timeout=_PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"did not end in {_PATIENCE} s"
+        print(f"{fields}: {ran.stdout.strip()}", flush=True)
+        return "" if ran.returncode == 0 else (ran.stdout + ran.stderr).strip()[-300:]
+
+    with ThreadPoolExecutor(4) as pool:
+        for fields, why in zip(_HOPPER_FIELDS, pool.map(told, _HOPPER_FIELDS), strict=True):
+            tile = video_hopper.HopperTile(**fields)
+            if why:
+                record.missing[f"{volume}: {word(tile)}"] = why
+            else:
+                found.append(tile)
+    return found
+
+
+def tried(fields: dict[str, Any]) -> int:
+    """One Hopper kernel beside the tested one: short videos with every kind of tile, then the long one; 1 if wrong."""
+    device = torch.empty(0, device="cuda").device
+    tile = video_hopper.HopperTile(**fields)
+    usual = video_tile(architecture_of(device), 128, 128, 2, 256, 256)
+    worst = 0.0
+    layouts = (
+        (pa.VideoLayout((5, 9, 9)), 0.3), (pa.VideoLayout((4, 8, 16), prefix=(7, 300)), 0.5),
+        (pa.VideoLayout((9, 17, 20), prefix=(64,)), 0.8), (pa.VideoLayout((1, 3, 5)), 0.5),
+    )  # fmt: skip
+    with torch.inference_mode():
+        for dtype, (layout, share), samples, heads, kv_heads in product(
+            (torch.bfloat16, torch.float16), layouts, (1, 2), (4,), (4, 2)
+        ):
+            tiles = pa.VideoTiles(layout, TILES[256], sparsity=1.0 - share, keep_sparse_numerics=True)
+            q, gate, k, v = (
+                torch.randn(samples, layout.rows, some, 128, device=device, dtype=dtype)
+                for some in (heads, heads, kv_heads, kv_heads)
+            )
+            tiling = Work(q, k, v, gate, tiles).tiling()
+
+            def answer(
+                tile: Any, q: Any = q, k: Any = k, v: Any = v, gate: Any = gate, tiling: Any = tiling
+            ) -> tuple[Any, Any]:
+                out = torch.full_like(q, float("nan"))
+                return video_attention(q, k, v, out, tiling, scale=-0.1, gate=gate, need_lse=True, tile=tile)
+
+            want, got = answer(usual), answer(tile)
+            for one, other in zip(want, got, strict=True):
+                worst = max(worst, (one.float() - other.float()).nan_to_num(9e9).abs().max().item())
+            again = answer(tile)
+            if not all(torch.equal(one, other) for one, other in zip(got, again, strict=True)):
+                print("other bits when it runs again")
+                return 1
+            if not worst < 0.05:
+                print(f"wrong by {worst}: {layout}, {dtype}, {samples} samples, {kv_heads} KV heads")
+                return 1
+        long = work_of("720p", 256, _KEPT, device, torch.bfloat16)
+        want, got = called(long, usual)().float(), called(long, tile)()
+        far = (want - got.float()).nan_to_num(9e9).abs().max().item() / want.abs().max().item()
+        milliseconds = min(clock_of(device).samples(called(long, tile), 3, 1, 0.0))
+        same = torch.equal(got, called(long, tile)())
+    print(f"short ones off by {worst:.3g}, the long one by {far:.3g} of its largest, {milliseconds:.2f} ms, {same = }")
+    return 0 if far < 0.05 and same else 1
+
+
+def kept_flops(work: Work) -> int:
+    """Of the fine branch: 4 * 128 for each pair of a query and a kept key."""
+    tiling = work.tiling()
+    chosen = select(
+        work.q, work.k, None, tiling.order, tiling.starts, prefix=tiling.prefix, kept=tiling.kept,
+        scale=work.q.shape[3] ** -0.5,
+    )  # fmt: skip
+    sizes = tiling.starts.diff().long()
+    keys = sizes[chosen.lists.long()].sum(-1)
+    return int((keys * sizes).sum()) * 4 * work.q.shape[3]
+
+
+def sweep(volume: int, tiles: list[Any], work: Work, asked: Asked, record: Record, clock: Clock) -> None:
     """Each once, the fastest few in rounds, then how many heads at once."""
-    tiles = candidates(volume, small=asked.small)
     refused = compiled_ahead(volume, tiles, asked)
     record.missing.update({f"{volume}: {word(tile)}": why for tile, why in refused.items()})
     calls = {word(tile): called(work, tile) for tile in tiles if tile not in refused}
@@ -95,20 +215,31 @@ def sweep(volume: int, work: Work, asked: Asked, record: Record, clock: Clock) -
     record.compare(f"tiles of {volume}, {word(winner)}: heads", timings, name, usual=usual)
 
 
-def called(work: Work, tile: VideoTile, heads: int | None = None) -> Callable[[], Any]:
+def _listed(*args: Any, **rest: Any) -> None:
+    """Attention of listed blocks by whichever kernel the tile is one of."""
+    plain = isinstance(args[8], VideoTile)
+    (listed_attention if plain else video_hopper.listed_attention_hopper)(*args, **rest)
+
+
+video.listed_attention = _listed
+
+
+def called(work: Work, tile: Any, heads: int | None = None) -> Callable[[], Any]:
     """Our call with that tile, without a gate."""
     tiling, scale = work.tiling(), work.q.shape[3] ** -0.5
     return lambda: video_attention(work.q, work.k, work.v, None, tiling, scale=scale, tile=tile, heads_at_once=heads)[0]
 
 
-def word(tile: VideoTile) -> str:
+def word(tile: Any) -> str:
     """Its name in the record."""
+    if not isinstance(tile, VideoTile):
+        return "hopper " + ", ".join(f"{name} {value}" for name, value in tile._asdict().items())
     load = "gathered" if not tile.packed else f"packed, {tile.described or 'no'} descriptors"
     pair = ", paired" if tile.paired else ""
     return f"{tile.block_m}x{tile.block_n}, {tile.warps} warps, {tile.stages} stages, {load}{pair}"
 
 
-def compiled_ahead(volume: int, tiles: list[VideoTile], asked: Asked) -> dict[VideoTile, str]:
+def compiled_ahead(volume: int, tiles: list[Any], asked: Asked) -> dict[Any, str]:
     """Fill Triton's cache by many processes, with a short video of the same kind -> the tiles that cannot run, why."""
     if asked.device.type == "cpu":
         return {}
@@ -119,7 +250,7 @@ def compiled_ahead(volume: int, tiles: list[VideoTile], asked: Asked) -> dict[Vi
         return {tile: why for tile, why in zip(tiles, told, strict=True) if why}
 
 
-def _tried(job: tuple[int, VideoTile, str]) -> str:
+def _tried(job: tuple[int, Any, str]) -> str:
     """Why one tile does not run, if it does not."""
     volume, tile, device = job
     shape = (1, 5 * 9 * 9, 40, 128)  # strides and switches are those of the long video

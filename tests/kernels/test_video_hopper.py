@@ -1,0 +1,125 @@
+"""The Hopper kernel compiles for sm_90 and fits on it, in the order that is fast; nobody else is served by it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from polyattn.kernels.video_fine import Blocks
+from polyattn.kernels.video_hopper import HopperTile, listed_attention_hopper, refused
+from tests.kernels.offline import TARGETS, _usage_of_cubin
+
+INTERPRETED = False  # read by conftest.py: compiling needs Triton as it is
+
+_LAYOUT = (
+    "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2, transposed=False, fp4_padded=False, "
+    "cga_layout=[])"
+)
+#: Bytes of a thread's stack: what the whole run of a program needs, none of what a step does.
+_STACK = 128
+
+
+@cache
+def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool) -> Any:
+    """As it is launched; `offline.py` knows Triton's own dialect alone."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from polyattn.kernels.video_hopper_kernel import listed_hopper
+
+    types = {one.name: "constexpr" if one.is_constexpr else "i32" for one in listed_hopper.params}
+    types |= dict.fromkeys(("order", "starts", "ends", "steps", "taken"), "*i32")
+    types |= dict.fromkeys(("k_described", "v_described"), f"tensordesc<{dtype}[{tile.box}, 64],{_LAYOUT}>")
+    types |= {"q": f"*{dtype}", "out": f"*{dtype}", "outer": "fp32"}
+    constants: dict[str, Any] = {
+        "UNIT": 8, "SIGN": 1.0, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
+        "TURNS": tile.turns, "COPYING": tile.copying,
+    }  # fmt: skip
+    for name, kind, there in (("gate", f"*{dtype}", gated), ("coarse", "*fp32", gated), ("lse", "*fp32", lse)):
+        types[name] = kind if there else "constexpr"
+        if not there:
+            constants[name] = None
+    aligned = [listed_hopper.arg_names.index(name) for name in ("q", "out", *(("gate",) if gated else ()))]
+    attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
+    source = GluonASTSource(listed_hopper, types, constants, attributes)
+    return triton.compile(source, target=TARGETS["sm_90"][0], options={"num_warps": 4, "enable_fp_fusion": True})
+
+
+def _blocks(cubin: bytes, folder: Path) -> list[str]:
+    """The machine code between labels."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    shown = subprocess.run([tool, "-c", file], check=True, capture_output=True, text=True).stdout
+    return re.split(r"^\.L_x_\d+:$", shown, flags=re.MULTILINE)
+
+
+#: Tile, dtype, gate, LSE, dense rows.
+CASES = {
+    "plain": (HopperTile(), "bf16", True, False, False),
+    "three stages": (HopperTile(box=32, stages=3), "fp16", False, True, True),
+    "turns": (HopperTile(turns=True), "bf16", True, True, True),
+    "boxes of 128": (HopperTile(box=128), "bf16", False, False, False),
+    "steps of 64": (HopperTile(box=32, keys=64, stages=4), "bf16", True, False, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_compiles_and_fits(case: str) -> None:
+    tile, *rest = CASES[case]
+    kernel = _compiled(tile, *rest)
+    registers, stack = _usage_of_cubin(kernel.asm["cubin"])
+    sys.stdout.write(f"{case}: {registers} registers at first, {stack} stack, {kernel.metadata.shared} shared\n")
+    assert kernel.metadata.num_warps == 12
+    assert registers * 12 * 32 <= 65_536
+    assert stack <= _STACK
+    assert kernel.metadata.shared <= tile.shared <= TARGETS["sm_90"][1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_weighs_its_scores_while_products_run(case: str, tmp_path: Path) -> None:
+    """Between the wait for the scores and that for the values' products are the powers; nothing is on the stack."""
+    tile, *rest = CASES[case]
+    blocks = _blocks(_compiled(tile, *rest).asm["cubin"], tmp_path)
+    steps = [place for place, text in enumerate(blocks) if "gsb0, 0x1" in text]
+    assert len(steps) == 4  # two groups, each with a loop without and one with a mask
+    for place in steps:
+        waits = re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", "".join(blocks[place : place + 4]), maxsplit=1)[0]
+        started, weighed = waits.split("gsb0, 0x1", 1)
+        assert started.count("HGMMA") >= tile.keys // 16 + 8
+        assert weighed.count("MUFU.EX2") >= tile.keys // 2
+        assert not re.search(r"\b(LDL|STL)\b", blocks[place])
+    copies = "".join(blocks)
+    assert copies.count("UTMALDG") >= 2 * 2 * tile.keys // tile.box
+
+
+def test_nobody_else_is_served() -> None:
+    q = torch.empty(1, 300, 2, 128, dtype=torch.bfloat16, device="meta")
+    order = torch.empty(300, dtype=torch.int32, device="meta")
+    keys = Blocks(order[:2], order[:2], 256, order)
+    tile = HopperTile()
+    assert refused("sm_90", q, q, keys, tile) is None
+    for arch in ("", "sm_80", "sm_100", "sm_120", "gfx942"):
+        assert "sm_90" in (refused(arch, q, q, keys, tile) or "")
+    assert "float32" in (refused("sm_90", q.float(), q, keys, tile) or "")
+    assert "64" in (refused("sm_90", q[..., :64], q, keys, tile) or "")
+    assert "order" in (refused("sm_90", q, q, keys._replace(order=None), tile) or "")
+    assert "boxes of 128" in (refused("sm_90", q, q, keys, tile._replace(keys=64, box=128)) or "")
+    assert "shared" in (refused("sm_90", q, q, keys, tile._replace(stages=4)) or "")
+    q = torch.empty(1, 1, 1, 128, dtype=torch.float16)
+    with pytest.raises(ValueError, match="sm_90"):
+        listed_attention_hopper(q, q, q, q, None, keys, keys, None, tile, scale=1.0)  # type: ignore[arg-type]
+
+
+def test_it_is_not_imported_by_default() -> None:
+    """Gluon is in no other kernel's way: the slots of video tiles do not know this one."""
+    asked = "import sys, polyattn.backends.triton_video, polyattn.kernels.video_attention\n"
+    asked += "sys.exit(any(name.startswith('polyattn.kernels.video_hopper') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
