@@ -5,7 +5,7 @@
 #   make check                lint, format and types
 #   make test-torch V=2.6.0   unit and CPU conformance tests on another torch; leaves docs/torch_versions/2.6.0.json
 #   make bench                every question of benchmarks/; fails if a target is missed    (ARGS=--write keeps numbers)
-#   make docs                 the API's pages, in build/docs
+#   make docs                 the site, in build/docs: strict, its links and anchors checked without a network
 #   make clean                remove all that these targets made
 #
 # PYTHON chooses the interpreter the environment is made with: make test PYTHON=python3.12
@@ -45,7 +45,8 @@ bench: $(READY)-bench
 	done; exit $$status
 
 docs: $(READY)-docs
-	$(RUN) -m pdoc --output-directory build/docs polyattn
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	$(RUN) -m scripts.docs_links build/docs
 
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
@@ -72,6 +73,14 @@ $(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 		|| echo "no wheel of vllm-xpu-kernels for this machine: the tests that run it are skipped" >&2
 	@touch $@
 
-$(READY)-bench $(READY)-docs: $(READY)-%: $(READY)
-	$(PIP) -e ".[$*]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
+$(READY)-bench: $(READY)
+	$(PIP) -e ".[bench]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
+	@touch $@
+
+# The site needs torch, for its pictures, and its own tools: not what the tests need.
+$(READY)-docs: pyproject.toml constraints/torch.txt constraints/tools.txt
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch and the site's tools into $(VENV) (once)"
+	$(PIP) torch
+	$(PIP) -e ".[docs]"
 	@touch $@

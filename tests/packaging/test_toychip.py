@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.snippets import snippets
 from tests.packaging.distributions import ROOT, build, lend, run
 
 TOYCHIP = ROOT / "examples" / "polyattn-toychip"
@@ -90,6 +91,14 @@ def test_what_the_kernel_lacks_is_right_too(home: Home) -> None:
 def test_its_own_tests_pass(home: Home) -> None:
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={home.folder}", str(TOYCHIP / "tests"))
     assert passed(home.run(*command, "-c", os.devnull)) > 5
+
+
+def test_its_readmes_block_runs(home: Home) -> None:
+    (block,) = snippets(TOYCHIP / "README.md")
+    done = home.run("-c", block.text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("toychip\n")
+    assert "route    toychip:rows" in done.stdout
 
 
 #: A fault planted into a copy of the package -> file, text, what it becomes, the cases that must find it.
