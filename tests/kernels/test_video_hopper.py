@@ -13,8 +13,10 @@ import pytest
 import torch
 import triton
 
-from polyattn.kernels.video_fine import Blocks
+from polyattn.kernels import video_hopper
+from polyattn.kernels.video_fine import Blocks, Coarse, Listed
 from polyattn.kernels.video_hopper import HopperTile, listed_attention_hopper, refused
+from tests.kernels.launches import absent_gpus, watched
 from tests.kernels.offline import TARGETS, _usage_of_cubin
 
 INTERPRETED = False  # read by conftest.py: compiling needs Triton as it is
@@ -123,3 +125,24 @@ def test_it_is_not_imported_by_default() -> None:
     asked = "import sys, polyattn.backends.triton_video, polyattn.kernels.video_attention\n"
     asked += "sys.exit(any(name.startswith('polyattn.kernels.video_hopper') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
+
+
+def test_triton_takes_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound, specialised and compiled as on a GPU, but not run."""
+    monkeypatch.setattr(video_hopper, "multiprocessors", lambda device: 7)
+    order = torch.arange(300, dtype=torch.int32)
+    blocks = Blocks(torch.tensor([0, 256]).int(), torch.tensor([256, 300]).int(), 256, order)
+    lists, counts = torch.zeros(2, 3, 2, 1, dtype=torch.int32), torch.ones(2, 3, 2, dtype=torch.int32)
+    q, k, v = (torch.zeros(2, 300, heads, 128, dtype=torch.bfloat16) for heads in (3, 1, 1))
+    out = torch.empty_like(q)
+    coarse = Coarse(torch.zeros_like(q), torch.zeros(2, 3, 2, 128))
+    with absent_gpus(), watched() as seen:
+        video_hopper.start(
+            q, k, v, out, torch.empty(2, 3, 300), blocks, blocks, Listed(lists, counts, 300),
+            HopperTile(), scale=0.1, coarse=coarse,
+        )  # fmt: skip
+    ours = seen[-1]
+    assert ours.grid == (7, 1, 1)
+    assert ours.arguments[:2] == (q.data_ptr(), out.data_ptr())
+    assert [one.shape for one in ours.arguments[5:7]] == [[600, 128], [600, 128]]
+    assert [one.block_shape for one in ours.arguments[5:7]] == [[64, 64], [64, 64]]
