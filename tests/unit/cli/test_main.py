@@ -20,11 +20,11 @@ def test_help_lists_the_commands_that_exist(polyattn):
     answer = polyattn("--help")
     assert answer.code == 0
     commands = [line.split()[0] for line in answer.out.splitlines() if line.startswith("    ")]
-    assert commands == ["info", "explain", "verify", "bench", "demo"]
+    assert commands == ["info", "explain", "verify", "bench", "demo", "plan"]
     assert "exit codes:" in answer.out
 
 
-@pytest.mark.parametrize("command", ["info", "explain", "verify", "bench", "demo"])
+@pytest.mark.parametrize("command", ["info", "explain", "verify", "bench", "demo", "plan"])
 def test_every_command_has_json_and_says_its_exit_codes(polyattn, command):
     answer = polyattn(command, "--help")
     assert answer.code == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polyattn import __version__
+from polyattn.cli.words import above_0, count, counts, names, seconds, shape, window
 from polyattn.quant import METHODS
 
 STRUCTURES = ("dense", "key_padding", "mask", "bias", "packed", "spans", "paged", "video_tiles", "block_map")
@@ -53,6 +54,14 @@ Embed real sentences with a pretrained transformer three ways (its own SDPA, pol
 packed documents) and compare embeddings, routes and times.
 """
 
+_PLAN = """\
+What each strategy over many ranks is expected to cost: time, bytes that a rank sends, memory beyond its shard. And
+which is the fastest and why. Nothing is measured, no device is needed: it is a model, fitted to figures of two H200.
+
+  polyattn plan --shape wan720 --ranks-per-host 8 --hosts 1,8,64
+  polyattn plan --q 1,75600,40,128 --k 1,75600,8,128 --inside 400 --across 90
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -76,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     _add_bench(commands)
     _add_demo(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -114,12 +124,12 @@ def _add_explain(commands: Any) -> None:
     explain = _add(commands, "explain", "which backend a call would take, and why no other", _EXPLAIN, _explain)
     shapes = explain.add_argument_group("tensors")
     shapes.add_argument(
-        "--q", required=True, type=_shape, metavar="B,S,H,D", help="shape of q; packed: T,H,D, paged: B,S,H,D or T,H,D"
+        "--q", required=True, type=shape, metavar="B,S,H,D", help="shape of q; packed: T,H,D, paged: B,S,H,D or T,H,D"
     )
     shapes.add_argument(
-        "--k", type=_shape, metavar="SHAPE", help="shape of k (default: q's); paged: the pool, PAGES,PAGE_SIZE,H,D"
+        "--k", type=shape, metavar="SHAPE", help="shape of k (default: q's); paged: the pool, PAGES,PAGE_SIZE,H,D"
     )
-    shapes.add_argument("--v", type=_shape, metavar="SHAPE", help="shape of v (default: k's)")
+    shapes.add_argument("--v", type=shape, metavar="SHAPE", help="shape of v (default: k's)")
     shapes.add_argument("--dtype", default="bfloat16", metavar="NAME", help="bfloat16 (default), float16, float32, ...")
     shapes.add_argument("--device", metavar="TYPE[:N]", help="cpu, cuda, npu:1, ... (default: the current platform's)")
     shapes.add_argument(
@@ -127,14 +137,14 @@ def _add_explain(commands: Any) -> None:
     )
     call = explain.add_argument_group("the call")
     call.add_argument("--structure", choices=STRUCTURES, default="dense", help="who attends to whom (default: dense)")
-    call.add_argument("--documents", type=_count, metavar="N", help="packed, or paged with q of T,H,D (default: 2)")
-    call.add_argument("--grid", type=_shape, metavar="T,H,W", help="video_tiles: frames, height and width, in tokens")
-    call.add_argument("--tile", type=_shape, default=(4, 4, 4), metavar="T,H,W", help="video_tiles (default: 4,4,4)")
+    call.add_argument("--documents", type=count, metavar="N", help="packed, or paged with q of T,H,D (default: 2)")
+    call.add_argument("--grid", type=shape, metavar="T,H,W", help="video_tiles: frames, height and width, in tokens")
+    call.add_argument("--tile", type=shape, default=(4, 4, 4), metavar="T,H,W", help="video_tiles (default: 4,4,4)")
     call.add_argument("--sparsity", type=float, default=0.9, metavar="X", help="video_tiles: tiles left out (0.9)")
     call.add_argument("--gate", action="store_true", help="video_tiles: with the gated coarse term")
     call.add_argument("--causal", action="store_true", help="bottom-right aligned causal attention")
     call.add_argument(
-        "--window", type=_window, metavar="L,R", help="keys seen left and right of the diagonal; 'none' is unbounded"
+        "--window", type=window, metavar="L,R", help="keys seen left and right of the diagonal; 'none' is unbounded"
     )
     call.add_argument("--softcap", type=float, default=0.0, metavar="X", help="c of c*tanh(scores/c); 0: none")
     call.add_argument("--lse", action="store_true", help="return the log-sum-exp too")
@@ -154,16 +164,16 @@ def _add_verify(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     bench = _add(commands, "bench", "time backends on named shapes of real models", _BENCH, _bench)
-    bench.add_argument("--shapes", type=_names, default=(), metavar="A,B", help=f"{', '.join(SHAPES)} (default: all)")
+    bench.add_argument("--shapes", type=names, default=(), metavar="A,B", help=f"{', '.join(SHAPES)} (default: all)")
     bench.add_argument(
         "--backends",
-        type=_names,
+        type=names,
         default=(),
         metavar="A,B",
         help="only these, slow generic routes too (default: all that need none)",
     )
     bench.add_argument("--dtype", metavar="NAME", help="default: bfloat16, on a processor float32")
-    bench.add_argument("--seconds", type=_seconds, default=2.0, metavar="N", help="time for each shape (default: 2)")
+    bench.add_argument("--seconds", type=seconds, default=2.0, metavar="N", help="time for each shape (default: 2)")
     bench.add_argument("--write-order", type=Path, metavar="FILE", help="write the measured order as JSON")
     bench.add_argument("--plot", type=Path, metavar="FILE.png", help="draw bars (needs matplotlib)")
     bench.add_argument(
@@ -178,6 +188,22 @@ def _add_bench(commands: Any) -> None:
 def _add_demo(commands: Any) -> None:
     demo = _add(commands, "demo", "a real transformer on real text, three ways", _DEMO, _demo)
     demo.add_argument("--sentences", type=Path, metavar="FILE", help="text to embed, one sentence a line")
+
+
+def _add_plan(commands: Any) -> None:
+    plan = _add(commands, "plan", "what attention over many ranks would cost", _PLAN, _plan)
+    what = plan.add_argument_group("the call")
+    what.add_argument(
+        "--shape", type=names, default=(), metavar="A,B", help="shapes of bench (default: flux,wan480,wan720)"
+    )
+    what.add_argument("--q", type=shape, metavar="B,S,H,D", help="a dense call of your own")
+    what.add_argument("--k", type=shape, metavar="B,S,H,D", help="its keys (default: q's shape)")
+    where = plan.add_argument_group("the ranks")
+    where.add_argument("--ranks-per-host", type=count, default=8, metavar="N", help="default: 8")
+    where.add_argument("--hosts", type=counts, default=(1, 8, 64), metavar="A,B", help="default: 1,8,64")
+    where.add_argument("--tflops", type=above_0, metavar="X", help="dense attention of one rank (default: an H200's)")
+    where.add_argument("--inside", type=above_0, metavar="GB/s", help="that a rank sends to its own host's ranks")
+    where.add_argument("--across", type=above_0, metavar="GB/s", help="that a rank sends to other hosts' ranks")
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -232,44 +258,15 @@ def _demo(args: argparse.Namespace) -> int:
     return demo(as_json=args.json, sentences=args.sentences)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(_number(word, text, "sizes like 1,4608,24,128 are") for word in text.split(","))
+def _plan(args: argparse.Namespace) -> int:
+    from polyattn.cli.ready import need_torch
 
+    if args.k is not None and args.q is None:
+        from polyattn.cli.failure import UsageError
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for word in text.split(",") if (name := word.strip())))
+        raise UsageError("--k: --q is needed beside it")
+    need_torch()
+    from polyattn.cli.plan import Wanted, plan
 
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, got {text!r}")
-    return seconds
-
-
-def _count(text: str) -> int:
-    number = _number(text, text, "a number of at least 1 is")
-    if number == 0:
-        raise argparse.ArgumentTypeError(f"a number of at least 1 is needed, got {text!r}")
-    return number
-
-
-def _window(text: str) -> int | tuple[int | None, ...] | None:
-    sides = tuple(_side(word, text) for word in text.split(","))
-    if len(sides) > 2:
-        raise argparse.ArgumentTypeError(f"L,R is needed, got {text!r}")
-    return sides if len(sides) == 2 else sides[0]
-
-
-def _side(word: str, text: str) -> int | None:
-    return None if word.strip().lower() == "none" else _number(word, text, "L,R, each a number of keys or 'none', is")
-
-
-def _number(word: str, text: str, wanted: str) -> int:
-    word = word.strip()
-    if not (word.isascii() and word.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{wanted} needed, got {text!r}")
-    return int(word)
+    machine = (args.tflops, args.inside, args.across)
+    return plan(Wanted(args.shape, args.q, args.k, args.ranks_per_host, args.hosts, *machine), as_json=args.json)
