@@ -86,7 +86,9 @@ def test_a_folder_that_is_no_torch(site):
     assert "is not PyTorch" in json.loads(done.stdout)["torch"]["error"]
 
 
-@pytest.mark.parametrize("command", [("explain", "--q", "1,8,2,64"), ("verify",), ("demo",), ("plan",), ("info", "--machine")])
+@pytest.mark.parametrize(
+    "command", [("explain", "--q", "1,8,2,64"), ("verify",), ("demo",), ("plan",), ("info", "--machine")]
+)
 def test_the_others_say_so_in_one_line(site, command):
     done = run(site, *command)
     assert (done.returncode, done.stdout) == (2, "")
