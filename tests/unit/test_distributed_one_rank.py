@@ -62,8 +62,11 @@ def test_what_is_malformed_or_not_done_here_is_refused_by_name() -> None:
         pa.Replicated(prefix=(TEXT, TEXT))
     with pytest.raises(ValueError, match="prefix and kv_prefix"):
         pa.Replicated(prefix=1, kv_prefix=1)
-    with pytest.raises(pa.UnsupportedRequest, match="4 ranks"):
-        pa.attention(IMAGE, IMAGE, IMAGE, parallel=pa.distributed.SequenceParallel(ulysses=2, ring=2))
+    four = pa.distributed.SequenceParallel(ulysses=2, ring=2)
+    with pytest.raises(pa.UnsupportedRequest, match="4 ranks.*not initialised"):
+        pa.attention(IMAGE, IMAGE, IMAGE, parallel=four)
+    with pytest.raises(pa.UnsupportedRequest, match="4 ranks.*not initialised"):
+        pa.Attention(2, 8, parallel=four)(IMAGE, IMAGE, IMAGE)
     with pytest.raises(TypeError, match="parallel"):
         pa.attention(IMAGE, IMAGE, IMAGE, parallel=2)
     with pytest.raises(ValueError, match="gate.*VideoTiles"):

@@ -89,7 +89,6 @@ def test_where_a_graph_may_break_such_a_call_is_made_outside_of_it() -> None:
     [
         ({"softcap": 3.0, "backend": "sdpa"}, "softcap"),
         ({"quant": "fp8"}, "fp8"),
-        ({"parallel": pa.distributed.SequenceParallel(ulysses=2)}, "2 ranks"),
     ],
 )
 def test_a_layer_refuses_when_built_what_it_can_never_do(arguments: Any, word: str) -> None:

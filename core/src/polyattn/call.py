@@ -10,6 +10,7 @@ import torch
 from polyattn.arguments import check_flag, checked
 from polyattn.choice import Choice, parse_choice
 from polyattn.distributed.glued import glue
+from polyattn.distributed.parallel import over_ranks
 from polyattn.environment import BACKEND, environment, on_reload
 from polyattn.plan import Plan, make_plan, owner_of, profiled
 from polyattn.quant import Quant, as_quant, skipped
@@ -106,6 +107,15 @@ def attention(
             "replicated": replicated,
         }  # fmt: skip
         return recorder.attention(attention, (q, k, v), stated, stated)
+    if over_ranks(parallel):
+        from polyattn.distributed.entry import attend_over_ranks
+        from polyattn.distributed.local import LocalCall
+
+        return attend_over_ranks(
+            LocalCall(scale, softcap, backend, None, quant, None, deterministic, options), q, k, v, structure=structure,
+            causal=causal, window=window, gate=gate, return_lse=return_lse, out=out, parallel=parallel, joint=joint,
+            replicated=replicated,
+        )  # fmt: skip
     if parallel is not None or joint is not None or replicated is not None:
         q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
     if gate is not None:

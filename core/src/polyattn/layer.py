@@ -10,7 +10,8 @@ from polyattn.arguments import checked, checked_scale
 from polyattn.call import check_heads, find_plan, stated_choices
 from polyattn.choice import AUTOMATIC, check_names, chosen_first, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
-from polyattn.distributed.glued import check_parallel, glue
+from polyattn.distributed.glued import glue
+from polyattn.distributed.parallel import check_parallel, over_ranks
 from polyattn.door.backend import Backend, Features
 from polyattn.door.capability import Capability, capabilities_of
 from polyattn.door.platform import Platform
@@ -138,6 +139,8 @@ class Attention(torch.nn.Module):
                 self.backend, self.configured, self.quant, self.layer_index, self.deterministic, self.options,
                 parallel, joint, replicated,
             )  # fmt: skip
+        if over_ranks(parallel):
+            return self._over_ranks(q, k, v, structure, gate, out, return_lse, parallel, joint, replicated)
         if parallel is not None or joint is not None or replicated is not None:
             q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         if gate is not None:
@@ -148,6 +151,33 @@ class Attention(torch.nn.Module):
         )  # fmt: skip
         self.__dict__["last_route"] = plan.route  # past nn.Module's slower __setattr__
         return plan.run(q, k, v, out, structure)
+
+    def _over_ranks(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        structure: Structure | None,
+        gate: torch.Tensor | None,
+        out: torch.Tensor | None,
+        return_lse: bool,
+        parallel: Any,
+        joint: Any,
+        replicated: Any,
+    ) -> Any:
+        from polyattn.distributed.entry import attend_over_ranks
+        from polyattn.distributed.local import LocalCall
+
+        call = LocalCall(
+            self.scale, self.softcap, self.backend, self.configured, self.quant, self.layer_index, self.deterministic,
+            self.options, self._heads,
+        )  # fmt: skip
+        answer = attend_over_ranks(
+            call, q, k, v, structure=structure, causal=self.causal, window=self.window, gate=gate,
+            return_lse=return_lse, out=out, parallel=parallel, joint=joint, replicated=replicated,
+        )  # fmt: skip
+        self.__dict__["last_route"] = call.route
+        return answer
 
     def supports(
         self, cap: Capability, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from polyattn.distributed.joint import Joint, Replicated
-from polyattn.distributed.parallel import SequenceParallel
-from polyattn.errors import UnsupportedRequest
+from polyattn.distributed.parallel import check_parallel
 
 Parts = list[tuple[str, tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]]]
 
@@ -18,6 +17,13 @@ def glue(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(q, k, v) of the glued sequence: joint front, replicated prefix, the sequence, replicated suffix, joint rear."""
     check_parallel(parallel)
+    parts = glued_parts(q, k, v, joint=joint, replicated=replicated)
+    queries = [tensors[0] for _, tensors in parts if tensors[0] is not None]
+    return _cat(queries), _cat([tensors[1] for _, tensors in parts]), _cat([tensors[2] for _, tensors in parts])
+
+
+def glued_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, joint: Any, replicated: Any) -> Parts:
+    """The parts of the glued sequence in order, by name; TypeError or ValueError where one does not fit the others."""
     parts: Parts = [("the sequence", (q, k, v))]
     if replicated is not None:
         if not isinstance(replicated, Replicated):
@@ -31,21 +37,7 @@ def glue(
         parts = [*apart, *parts] if joint.where == "front" else [*parts, *apart]
     for name, tensors in parts:
         _check_fits(name, tensors, (q, k, v))
-    queries = [tensors[0] for _, tensors in parts if tensors[0] is not None]
-    return _cat(queries), _cat([tensors[1] for _, tensors in parts]), _cat([tensors[2] for _, tensors in parts])
-
-
-def check_parallel(parallel: Any) -> None:
-    """Raise unless `parallel` is None or asks for one rank, which is all that this version attends on."""
-    if parallel is None:
-        return
-    if not isinstance(parallel, SequenceParallel):
-        raise TypeError(f"parallel: a polyattn.distributed.SequenceParallel is needed, got {type(parallel).__name__}")
-    if parallel.world_size > 1:
-        raise UnsupportedRequest(
-            f"parallel: this version attends on one rank; {parallel.world_size} ranks were asked for "
-            f"(ulysses={parallel.ulysses}, ring={parallel.ring})"
-        )
+    return parts
 
 
 def _with_replicated(parts: Parts, replicated: Replicated) -> Parts:

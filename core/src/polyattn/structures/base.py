@@ -49,13 +49,14 @@ class Structure:
     handle: torch.Tensor | None
     _prepared: dict[Any, Any]
     _bound: dict[Any, Any]
+    _parts: dict[Any, Any]
     _versions: tuple[int | None, ...]
 
     def _freeze(self, **fields: Any) -> None:
         """Set the fields; afterwards the object refuses assignment."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-        for name, value in (("_prepared", {}), ("_bound", {}), ("builds", 0)):
+        for name, value in (("_prepared", {}), ("_bound", {}), ("_parts", {}), ("builds", 0)):
             object.__setattr__(self, name, value)
         if torch.compiler.is_compiling():  # nothing outlives the trace: the graph carries the anchors
             object.__setattr__(self, "handle", None)
@@ -104,6 +105,11 @@ class Structure:
     def route_facts(self) -> Any:
         """Everything of this structure that a route may depend on, hashable."""
         return self.kind, self.facts
+
+    @property
+    def parts(self) -> dict[Any, Any]:
+        """What ranks that share a sequence derive of this structure; written by `keep`, so that it stays bounded."""
+        return self._parts
 
     @cached_property
     def route_key(self) -> int:

@@ -1,0 +1,206 @@
+"""What each rank of a parallel call does, from host facts alone: the strategy, the rows, the heads, the parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polyattn.distributed.chunks import RingPlan, wanted_of
+from polyattn.distributed.heads import Heads, split_heads
+from polyattn.distributed.moves import Moves, moves_of
+from polyattn.distributed.parallel import SequenceParallel
+from polyattn.distributed.parts import Part, bands_of, of_heads, parts_of, why_whole
+from polyattn.distributed.rows import Ranges, Split, Spread, joined, size
+from polyattn.distributed.stated_rows import split_of, structure_rows, told_exactly
+from polyattn.distributed.visible import Band, pieces_of
+from polyattn.errors import UnsupportedRequest
+from polyattn.structures import KeyPadding, Mask, Paged, Structure
+
+#: Rows change places for a balanced ring where that spares the busiest place at least this share of its work.
+_WORTH_MOVING = 0.2
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The facts of a call that decide its geometry.
+
+    q, k      rows (before, of the shard, after) that this rank holds; `complete`: k has all rows, on every rank
+    heads     (query heads, KV heads)
+    """
+
+    parallel: SequenceParallel
+    rank: int
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    heads: tuple[int, int]
+    complete: bool
+    causal: bool
+    window: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """One rank's plan.
+
+    name       the strategy, for a reader
+    spread     where rows are; None where every rank does as if it were alone
+    heads      who computes which heads
+    structure  the structure of this rank's heads, for ranks that hold every row
+    parts      what this rank attends to where all keys are at hand, else None
+    ring       what it attends to, step by step, where keys are passed on, else None
+    q_moves, k_moves, out_moves   the exchange of heads for rows; None without one
+    blank      query rows of the answer, as global rows, among which padding is to be 0; None: the call does that
+    notes      what was chosen, and why
+    """
+
+    name: str
+    heads: Heads
+    structure: Structure | None
+    spread: Spread | None = None
+    parts: tuple[Part, ...] | None = None
+    ring: RingPlan | None = None
+    q_moves: Moves | None = None
+    k_moves: Moves | None = None
+    out_moves: Moves | None = None
+    blank: Ranges | None = None
+    notes: tuple[str, ...] = ()
+
+
+def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
+    """The plan of one rank; UnsupportedRequest or ValueError, the same on every rank, where there is none."""
+    parallel, rank = asked.parallel, asked.rank
+    if isinstance(structure, Paged):
+        raise UnsupportedRequest("parallel: Paged caches are not shared out over ranks; attend to them on one rank")
+    if structure is not None and structure.facts.mask_grad:
+        raise UnsupportedRequest("parallel: the gradient of an additive Mask is not exchanged; detach it")
+    if asked.complete:
+        return _complete(asked, structure)
+    q, k = splits_of(asked, structure)
+    heads = split_heads(*asked.heads, parallel.ulysses)
+    spread = Spread(parallel.ulysses, parallel.places, q, k)
+    mine = of_heads(structure, heads.q[rank % parallel.ulysses])
+    notes = (_told_of_heads(parallel, heads), _told_of_rows(q, k))
+    if parallel.places == 1:
+        return _with_moves(Geometry("ulysses", heads, mine, spread, notes=notes), rank)
+    why = why_whole(structure)
+    if why is not None:
+        raise UnsupportedRequest(
+            f"parallel: {parallel.degrees} would cut the rows of {why}; only ulysses ranks can share this call"
+        )
+    bands = bands_of(structure, asked.causal, asked.window, q.total, k.total)
+    blank = isinstance(structure, KeyPadding) and structure.queries != "all"
+    if parallel.gather > 1:
+        place = spread.place(rank)
+        parts = parts_of(mine, bands, spread.queries(place), ((0, k.total),))
+        name, told = "gather", f"gather: keys and values of {parallel.gather} places in one all-gather"
+        found = Geometry(name, heads, mine, spread, parts=parts)
+    else:
+        spread, told = _balanced(spread, bands)
+        name, found = "ring", Geometry("ring", heads, mine, spread, ring=_ring(spread, mine, bands, rank))
+    if parallel.ulysses > 1:
+        name = f"ulysses x {name}"
+    rows = spread.queries(spread.place(rank)) if blank else None
+    return _with_moves(replace(found, name=name, blank=rows, notes=(*notes, told)), rank)
+
+
+def splits_of(asked: Asked, structure: Structure | None) -> tuple[Split, Split]:
+    """How the rows of queries and of keys are shared out."""
+    told = structure_rows(structure)
+    exactly = told_exactly(structure)
+    q, k = (
+        split_of(asked.parallel, side, (rows[0], rows[2]), rows[1], asked.rank, total, exactly)
+        for side, rows, total in zip("qk", (asked.q, asked.k), told, strict=True)
+    )
+    return q, k
+
+
+def sees_alike(structure: Structure | None, causal: bool, window: Any) -> bool:
+    """Whether every query row sees the same keys, so that it does not matter which rows a rank holds."""
+    if causal or window is not None:
+        return False
+    if isinstance(structure, KeyPadding):
+        return structure.queries == "all"
+    if isinstance(structure, Mask):
+        return structure.tensor.shape[2] == 1
+    return structure is None or structure.kind == "dense"
+
+
+def _complete(asked: Asked, structure: Structure | None) -> Geometry:
+    """Keys and values are complete on every rank: queries are attended with where they are."""
+    heads = split_heads(*asked.heads, 1)
+    note = "K and V are complete on every rank: nothing is communicated"
+    if sees_alike(structure, asked.causal, asked.window):
+        return Geometry("local", heads, structure, notes=(note,))
+    why = why_whole(structure)
+    if why is not None:
+        raise UnsupportedRequest(f"parallel: kv=True would cut the query rows of {why}")
+    rows, _ = structure_rows(structure)
+    q = split_of(asked.parallel, "q", (asked.q[0], asked.q[2]), asked.q[1], asked.rank, rows, told_exactly(structure))
+    held, keys = q.held(asked.rank), sum(asked.k)
+    bands = bands_of(structure, asked.causal, asked.window, q.total, keys)
+    blank = isinstance(structure, KeyPadding) and structure.queries != "all"
+    if blank and q.total != keys:
+        raise ValueError(
+            f"structure: KeyPadding(queries='same') needs as many queries as keys, got {q.total} and {keys}"
+        )
+    spread = Spread(1, asked.parallel.world_size, q, Split(0, (keys,), 0))
+    parts = parts_of(structure, bands, held, ((0, keys),))
+    return Geometry("local", heads, structure, spread, parts=parts, blank=held if blank else None, notes=(note,))
+
+
+def _ring(spread: Spread, structure: Structure | None, bands: list[Band], rank: int) -> RingPlan:
+    blocks = [spread.block(spread.k, place) for place in range(spread.places)]
+    place = spread.place(rank)
+    queries = spread.queries(place)
+    keys = [spread.own_keys(place), *(blocks[(place - step) % spread.places] for step in range(1, spread.places))]
+    parts = tuple(parts_of(structure, bands, queries, rows) for rows in keys)
+    seen = [
+        [bool(parts_of(structure, bands, spread.queries(at), block)) for block in blocks] for at in range(spread.places)
+    ]
+    return RingPlan(place, parts, tuple(map(size, blocks)), wanted_of(seen), spread.k.lead)
+
+
+def _balanced(spread: Spread, bands: list[Band]) -> tuple[Spread, str]:
+    """Rows in zigzag order where that makes the busiest place's work enough smaller."""
+    passed = f"ring: keys and values go around {spread.places} places"
+    if all(band.right is None for band in bands):
+        return spread, passed
+    zigzag = replace(spread, zigzag=True)
+    plain_work, zigzag_work = _busiest(spread, bands), _busiest(zigzag, bands)
+    if zigzag_work > (1.0 - _WORTH_MOVING) * plain_work:
+        return spread, passed
+    return zigzag, f"{passed}; rows in zigzag order, which spares the busiest {1 - zigzag_work / plain_work:.0%}"
+
+
+def _busiest(spread: Spread, bands: list[Band]) -> int:
+    keys = joined(((0, spread.k.total),))
+    return max(
+        sum(piece.work for piece in pieces_of(bands, spread.queries(place), keys)) for place in range(spread.places)
+    )
+
+
+def _with_moves(found: Geometry, rank: int) -> Geometry:
+    spread = found.spread
+    assert spread is not None
+    if spread.ulysses == 1 and not spread.zigzag:
+        return found
+    q, k = (moves_of(spread, split, found.heads, rank, replicated=False) for split in (spread.q, spread.k))
+    out = moves_of(spread, spread.q, found.heads, rank, replicated=True)
+    return replace(found, q_moves=q, k_moves=k, out_moves=out)
+
+
+def _told_of_heads(parallel: SequenceParallel, heads: Heads) -> str:
+    if parallel.ulysses == 1:
+        return "every rank computes all heads"
+    counts = [heads.counts(seat) for seat in range(parallel.ulysses)]
+    repeated = f", KV heads repeated {heads.repeat} times" if heads.repeat > 1 else ""
+    shares = " ".join(f"{q}/{kv}" for q, kv in counts)
+    return f"ulysses: query/KV heads of each rank {shares}{repeated}; q, k, v in one all-to-all, the answer in another"
+
+
+def _told_of_rows(q: Split, k: Split) -> str:
+    def told(split: Split) -> str:
+        shares = " ".join(map(str, split.shards)) if len(set(split.shards)) > 1 else f"{split.shards[0]} on each rank"
+        return f"{split.lead}+({shares})+{split.trail}"
+
+    return f"rows of q {told(q)}" if q == k else f"rows of q {told(q)}, of k {told(k)}"

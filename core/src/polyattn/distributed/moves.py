@@ -1,0 +1,90 @@
+"""Which rows and heads travel between two ranks when heads are exchanged for rows: arithmetic, no tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from polyattn.distributed.heads import Heads
+from polyattn.distributed.rows import Ranges, Split, Spread, located, overlap, size
+
+Kind = Literal["q", "kv"]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """One rank's side of an exchange; each member lends the rows it holds, and attends to rows with its heads.
+
+    lent      [member] local rows that this rank holds and that member attends to
+    attended  [member] local rows that this rank attends to and that member holds
+    seats     [member] its number among the ranks that share the heads out
+    seat      this rank's
+    """
+
+    lent: tuple[Ranges, ...]
+    attended: tuple[Ranges, ...]
+    seats: tuple[int, ...]
+    seat: int
+    heads: Heads
+
+    def width(self, member: int, kind: Kind) -> int:
+        """Heads of one kind that a member computes."""
+        return self.heads.counts(self.seats[member])[kind == "kv"]
+
+    def own_width(self, kind: Kind) -> int:
+        """Heads of one kind that this rank computes."""
+        return self.heads.counts(self.seat)[kind == "kv"]
+
+    def span(self, member: int, kind: Kind) -> tuple[int, int]:
+        """The heads of one kind that a member computes."""
+        seat = self.seats[member]
+        return self.heads.q[seat] if kind == "q" else self.heads.kv[seat]
+
+    @property
+    def lent_rows(self) -> tuple[int, ...]:
+        return tuple(map(size, self.lent))
+
+    @property
+    def attended_rows(self) -> tuple[int, ...]:
+        return tuple(map(size, self.attended))
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """Members that attend to rows of this rank."""
+        return tuple(member for member, rows in enumerate(self.lent) if rows)
+
+    @property
+    def alike(self) -> bool:
+        """Whether they all attend to the same rows, one after the other, with as many heads: one copy packs for all."""
+        busy = self.busy
+        widths = {self.heads.counts(self.seats[member]) for member in busy}
+        rows = {self.lent[member] for member in busy}
+        every_seat = tuple(self.seats[member] for member in busy) == tuple(range(len(self.heads.q)))
+        return every_seat and len(widths) == len(rows) == 1 and len(*rows) == 1
+
+
+def moves_of(spread: Spread, split: Split, heads: Heads, rank: int, *, replicated: bool) -> Moves:
+    """The moves of one side (queries or keys) for a rank; `replicated`: with the rows that every rank holds.
+
+    All ranks are members; those of other places get something only where blocks are not the shards of their ranks.
+    """
+    place = spread.place(rank)
+    mine = _held(split, rank, replicated)
+    block = _attended(spread, split, place, replicated)
+    lent, attended = [], []
+    for member in range(spread.ranks):
+        with_everyone = replicated and spread.place(member) == place
+        theirs = _attended(spread, split, spread.place(member), with_everyone)
+        lent.append(located(overlap(mine, theirs), mine))
+        attended.append(located(overlap(_held(split, member, with_everyone), block), block))
+    seats = tuple(member % spread.ulysses for member in range(spread.ranks))
+    return Moves(tuple(lent), tuple(attended), seats, rank % spread.ulysses, heads)
+
+
+def _held(split: Split, rank: int, replicated: bool) -> Ranges:
+    return split.held(rank) if replicated else (split.shard(rank),)
+
+
+def _attended(spread: Spread, split: Split, place: int, replicated: bool) -> Ranges:
+    block = spread.block(split, place)
+    return split.with_everyone(block) if replicated else block

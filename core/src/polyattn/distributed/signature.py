@@ -1,0 +1,58 @@
+"""What the ranks of a call must agree on before they communicate, field by field."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import torch
+
+from polyattn.distributed.rows import Split
+from polyattn.structures import Packed, Structure
+from polyattn.structures.base import keep
+from polyattn.structures.host_data import on_host
+
+#: A structure has one digest; the bound only bounds the cache it lies in.
+_LIMIT = 256
+#: What ranks need not have in common: their numbers for a group, and their devices' indices.
+_LOCAL = ("group", "device")
+
+
+def signature_of(
+    degrees: str, splits: tuple[Split, Split], stated: dict[str, Any], structure: Structure | None
+) -> dict[str, Any]:
+    """Degrees, rows of every rank, what was stated, and the structure."""
+    q, k = splits
+    named = {name: str(value) for name, value in stated.items() if name not in _LOCAL}
+    named["device"] = stated["device"].type
+    rows = {"degrees": degrees, "rows of q": _told(q), "rows of k": _told(k)}
+    return {**rows, **named, "structure": digest_of(structure)}
+
+
+def digest_of(structure: Structure | None) -> str:
+    """A structure's kind, facts, and the content that the host knows: ranks that skip keys must skip the same."""
+    if structure is None:
+        return "dense"
+    found = structure.parts.get("digest")
+    if found is None:
+        found = _digest(structure)
+        keep(structure.parts, _LIMIT, "digest", found)
+    return str(found)
+
+
+def _digest(structure: Structure) -> str:
+    content = sha256(repr((structure.facts, structure.anchor_ints(), structure.anchor_detail())).encode())
+    fixed = not (isinstance(structure, Packed) and structure.capacity is not None)
+    if isinstance(structure, Packed):
+        content.update(repr(structure.totals).encode())
+    for tensor in structure.anchors():
+        content.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        if fixed and on_host(tensor):
+            content.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"{structure.kind} {content.hexdigest()[:16]}"
+
+
+def _told(split: Split) -> str:
+    """Rows that every rank holds before, the rows of each rank, rows that every rank holds after."""
+    shares = f"{split.shards[0]} on each rank" if len(set(split.shards)) == 1 else "/".join(map(str, split.shards))
+    return f"{split.lead} + {shares} + {split.trail}"
