@@ -81,10 +81,7 @@ class Chunks:
         operations: list[Any] = []
         if plan.sends(step):
             if step == 0:
-                own = packed(self._passed(self.k), self._passed(self.v))
-                self.buffers[0] = own if own.shape[0] == max(plan.sizes) else None
-                if self.buffers[0] is None:
-                    self._chunk(0, plan.place).copy_(own)
+                self._keep_own()
             operations += peers.send(self._chunk(step, plan.origin(step)), plan.after)
         if plan.receives(step):
             operations += peers.receive(self._chunk(step + 1, plan.origin(step + 1)), plan.before)
@@ -96,8 +93,12 @@ class Chunks:
             return self.k, self.v
         return unpacked(self._chunk(step, self.plan.origin(step)), self.heads, self.widths)
 
-    def _passed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.narrow(1, self.plan.lead, self.plan.sizes[self.plan.place])
+    def _keep_own(self) -> None:
+        """This place's own keys, straight into the buffer that they are sent from."""
+        plan = self.plan
+        own = unpacked(self._chunk(0, plan.place), self.heads, self.widths)
+        for kept, tensor in zip(own, (self.k, self.v), strict=True):
+            kept.copy_(tensor.narrow(1, plan.lead, plan.sizes[plan.place]))
 
     def _chunk(self, step: int, origin: int) -> torch.Tensor:
         buffer = self.buffers[step % 2]
