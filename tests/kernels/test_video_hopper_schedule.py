@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyattn.kernels import video_hopper, video_hopper_kernel
+from polyattn.kernels import video_hopper, video_hopper_alone_kernel, video_hopper_kernel, video_hopper_parts
 from polyattn.kernels.video_fine import Blocks, Coarse, Listed
 from polyattn.kernels.video_hopper import HopperTile
 
@@ -273,12 +273,13 @@ def _dialect(machine: _Machine) -> dict[str, Any]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], device: Any, *args: Any, **constants: Any) -> None:
-    """Stands in for `launch` of the Hopper kernel."""
-    assert kernel is video_hopper_kernel.listed_hopper
+    """Stands in for `launch` of a Hopper kernel."""
+    module = next(one for one in (video_hopper_kernel, video_hopper_alone_kernel) if kernel in vars(one).values())
     for name in ("num_warps", "enable_fp_fusion"):
         constants.pop(name)
-    text = Path(str(video_hopper_kernel.__file__)).read_text()
-    text = re.sub(r"^from triton.*?(\)|\w)$", "", text, flags=re.MULTILINE | re.DOTALL, count=0)
+    texts = [Path(str(one.__file__)).read_text() for one in (video_hopper_parts, module)]
+    imports = r"^from (triton|polyattn)\S* import (\(.*?\)|[^(]*?)$"
+    codes = [compile(re.sub(imports, "", text, flags=re.MULTILINE | re.DOTALL), "text", "exec") for text in texts]
     given = [
         _Pointer(one.as_strided((_extent(one),), (1,)), 0) if isinstance(one, torch.Tensor)
         else torch.tensor(one) if isinstance(one, (int, float)) else one
@@ -288,8 +289,10 @@ def _launch(kernel: Any, grid: tuple[int, ...], device: Any, *args: Any, **const
         machine = _Machine(grid[0], seed=program)
         machine.program = program
         names = _dialect(machine)
-        exec(compile(text, "video_hopper_kernel", "exec"), names)
-        names["listed_hopper"](*(_fresh(one) for one in given), **constants)
+        for code in codes:
+            exec(code, names)
+        names[kernel.__name__](*(_fresh(one) for one in given), **constants)
+        assert not machine.copies
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -319,8 +322,7 @@ def _described(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: Sizes of the blocks of a sequence, of which the first `every` are dense rows.
 SIZES = {
-    "whole": ([256, 256, 256], 0),
-    "partial": ([256, 160, 64, 40, 1], 0),
+    "whole and partial": ([256, 256, 160, 64, 40, 1], 0),
     "dense rows": ([100, 256, 37, 129], 1),
 }
 TILES = {
@@ -328,6 +330,8 @@ TILES = {
     "boxes of 32, three stages": HopperTile(box=32, stages=3),
     "turns": HopperTile(turns=True),
     "a program an item": HopperTile(persistent=False),
+    "without roles": HopperTile(roles=False, stages=3),
+    "without roles, boxes of 32": HopperTile(roles=False, box=32),
     "steps of 64": HopperTile(box=32, keys=64, stages=4),
     "boxes of 128": HopperTile(box=128, stages=3, turns=True),
 }

@@ -27,10 +27,12 @@ from polyattn.kernels.video_fine import (
     in_order,
     sign_of,
 )
-from polyattn.kernels.video_hopper_kernel import PANEL, ROWS, WIDTH, listed_hopper
+from polyattn.kernels.video_hopper_alone_kernel import listed_hopper_alone
+from polyattn.kernels.video_hopper_kernel import listed_hopper
+from polyattn.kernels.video_hopper_parts import ITEM, PANEL, WIDTH
 
 _ARCHITECTURE = "sm_90"
-_WIDTH, _ROWS, _PANEL = int(WIDTH.value), int(ROWS.value), int(PANEL.value)
+_WIDTH, _ITEM, _PANEL = int(WIDTH.value), int(ITEM.value), int(PANEL.value)
 #: Shared memory of a program; the bytes of its barriers, and of what the two groups are handed over.
 _SHARED, _SMALL = 232_448, 1024
 #: The first place that 32 bits do not hold.
@@ -43,6 +45,7 @@ class HopperTile(NamedTuple):
     box         keys of one entry of the steps: how finely partial blocks are told
     keys        keys of one step of a program
     stages      steps in flight
+    roles       a warp that copies, and two groups with 64 rows each; else all do all, and the rest does not count
     turns       whether the two groups of warps take turns with their products
     copying     registers of a thread that copies; what is left of 504 the two others share
     persistent  as many programs as the device has multiprocessors; else one for each 128 rows
@@ -51,6 +54,7 @@ class HopperTile(NamedTuple):
     box: int = 64
     keys: int = 128
     stages: int = 2
+    roles: bool = True
     turns: bool = False
     copying: int = 24
     persistent: bool = True
@@ -58,7 +62,7 @@ class HopperTile(NamedTuple):
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a program, at most."""
-        return (2 * _ROWS + 2 * self.stages * self.keys) * _WIDTH * 2 + _SMALL
+        return (_ITEM + 2 * self.stages * self.keys) * _WIDTH * 2 + _SMALL
 
 
 def refused(arch: str, q: torch.Tensor, v: torch.Tensor, keys: Blocks, tile: HopperTile) -> str | None:
@@ -138,18 +142,19 @@ def start(
     unit = _unit(strides, q.element_size())
     factors = score_factors(abs(scale) or 1.0, 0.0, q.element_size())
     order = places(q.shape[1], q.device) if queries.order is None else queries.order
-    parts = max(1, -(-queries.largest // (2 * _ROWS)))
+    parts = max(1, -(-queries.largest // _ITEM))
     items = parts * queries.number * heads * samples
-    programs = min(items, multiprocessors(q.device)) if tile.persistent else items
+    programs = min(items, multiprocessors(q.device)) if tile.persistent and tile.roles else items
     launch(
-        listed_hopper, (programs,), q.device,
+        listed_hopper if tile.roles else listed_hopper_alone, (programs,), q.device,
         q, out, lse, gate, None if coarse is None else coarse.values, described(k_packed, tile.box),
         described(v_packed, tile.box), order, queries.starts, queries.ends, steps, taken,
         *(stride // unit for stride in strides), *((0, 0) if lse is None else lse.stride()[:2]), list_batch, list_head,
         width, listed.every, listed.used, listed.used, queries.number, parts, heads, heads // kv_heads, items,
         factors.outer,
         UNIT=unit, SIGN=sign_of(scale), EVERY=listed.every > 0, BOX=tile.box, KEYS=tile.keys, STAGES=tile.stages,
-        TURNS=tile.turns, COPYING=tile.copying, num_warps=4, enable_fp_fusion=factors.fused,
+        TURNS=tile.turns, COPYING=tile.copying, num_warps=4 if tile.roles else 8,
+        enable_fp_fusion=factors.fused,
     )  # fmt: skip
 
 

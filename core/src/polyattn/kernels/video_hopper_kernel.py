@@ -6,123 +6,28 @@ while the latter run. `video_fine_kernel.py` says what is computed.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
-# mypy: disable-error-code=assignment
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from polyattn.kernels.video_hopper_parts import (
+    INDICES,
+    RUNTIME,
+    WIDTH,
+    copy,
+    hidden,
+    item_of,
+    live_rows,
+    output,
+    queries_in,
+    weighed,
 )
 
-#: Head dim of keys and values; query rows of a group; columns of one copy: 128 bytes, within which rows are swizzled.
-WIDTH, ROWS, PANEL = gl.constexpr(128), gl.constexpr(64), gl.constexpr(64)
-#: Triton 3.6 has other names for two functions than its successors.
-_OLD = gl.constexpr(hasattr(gl.shared_memory_descriptor, "_reinterpret"))
-_load = tma.async_copy_global_to_shared if _OLD else tma.async_load
-#: Registers of a thread for which three groups of 128 threads have room, all together.
-REGISTERS = gl.constexpr(504)
-
-#: Numbers that change from call to call; Triton would compile again for 1 and for multiples of 16.
-_RUNTIME = (
-    "q_batch", "q_row", "q_head", "o_batch", "o_row", "o_head", "g_batch", "g_row", "g_head", "lse_batch", "lse_head",
-    "list_batch", "list_head", "width", "every", "used", "lines", "blocks", "parts", "heads", "group", "items",
-)  # fmt: skip
-#: Tensors that may be slices of others.
-_INDICES = ("order", "starts", "ends", "steps", "taken", "lse", "coarse")
-
-
-@gluon.jit
-def _work(
-    item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
-    EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-):  # fmt: skip
-    """An item -> where it is (part, block, head, sample), its boxes, and its steps of KEYS keys; none where no row is.
-
-    The boxes are those of BOX keys that are all there, `whole`, and behind them `some` partial ones.
-    """
-    part = item % parts
-    block = item // parts % blocks
-    head = item // parts // blocks % heads
-    sample = (item // parts // blocks // heads).to(gl.int64)
-    place = gl.load(starts + block) + part * (2 * ROWS)
-    end = gl.load(ends + block)
-    row = sample * list_batch + head * list_head.to(gl.int64) + block
-    dense = 0
-    if EVERY:
-        dense = (block < every).to(gl.int32)
-        whole = gl.where(dense != 0, used // BOX, gl.load(taken + row * 2, mask=dense == 0, other=0))
-        some = gl.load(taken + row * 2 + 1, mask=dense == 0, other=0)
-        some = gl.where(dense != 0, (used % BOX != 0).to(gl.int32), some)
-    else:
-        whole = gl.load(taken + row * 2)
-        some = gl.load(taken + row * 2 + 1)
-    # a list of nothing takes one step, of which nothing is seen
-    count = gl.maximum((whole + some + (KEYS // BOX - 1)) // (KEYS // BOX), 1)
-    count = gl.where(place < end, count, 0)
-    return block, head, sample, place, end, (steps + row * width, width, whole, some, used, dense), count
-
-
-@gluon.jit
-def _code(boxes, box, EVERY: gl.constexpr):
-    """What `steps` say of a box; 0 of one that is not there, and of all in dense rows."""
-    steps, width, whole, some, _, dense = boxes
-    at = gl.where(box < whole, box, width - 1 - (box - whole))
-    there = box < whole + some
-    if EVERY:
-        there = there & (dense == 0)
-    return gl.load(steps + at, mask=there, other=0)
-
-
-@gluon.jit
-def _place(boxes, box, EVERY: gl.constexpr, BOX: gl.constexpr):
-    """The first place of a box, any place of one that is not there."""
-    code = _code(boxes, box, EVERY)
-    place = gl.where(box < boxes[2], code, code // BOX)
-    if EVERY:
-        place = gl.where(boxes[5] != 0, box * BOX, place)
-    return place
-
-
-@gluon.jit
-def _seen(boxes, box, EVERY: gl.constexpr, BOX: gl.constexpr):
-    """How many keys of a box are seen, from the front."""
-    _, _, whole, some, used, dense = boxes
-    code = _code(boxes, box, EVERY)
-    count = gl.where(box < whole, BOX, gl.where(box < whole + some, code % BOX + 1, 0))
-    if EVERY:
-        count = gl.where(dense != 0, gl.minimum(gl.maximum(used - box * BOX, 0), BOX), count)
-    return count
-
-
-@gluon.jit
-def _copy(
-    described, tiles, full, empty, number, line, boxes, step,
-    EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Start copying the rows of one step: step `number` of all, and `step` of its list."""
-    BOXES: gl.constexpr = KEYS // BOX
-    PANELS: gl.constexpr = WIDTH // PANEL
-    slot = number % STAGES
-    # a tile in shared memory is a column of panels, each of which is a column of boxes
-    if _OLD:
-        pieces = tiles.index(slot)._reinterpret(described.dtype, [PANELS * BOXES, BOX, PANEL], described.layout)
-    else:
-        pieces = tiles.index(slot).reinterpret(described.dtype, [PANELS * BOXES, BOX, PANEL], described.layout)
-    rows = ()
-    for box in gl.static_range(BOXES):  # before the wait, so that the loads' time is the wait's
-        rows = rows + (line + _place(boxes, step * BOXES + box, EVERY, BOX),)  # noqa: RUF005 - Triton knows no stars
-    mbarrier.wait(empty.index(slot), (number // STAGES & 1) ^ 1)
-    mbarrier.expect(full.index(slot), KEYS * WIDTH * 2)
-    for box in gl.static_range(BOXES):
-        for panel in gl.static_range(PANELS):
-            piece = pieces.index(panel * BOXES + box)
-            _load(described, [rows[box], panel * PANEL], full.index(slot), piece)
+#: Query rows of a group; registers of a thread for which three groups of 128 threads have room, all together.
+ROWS, REGISTERS = gl.constexpr(64), gl.constexpr(504)
 
 
 @gluon.jit
@@ -137,50 +42,20 @@ def _copies(
     starts, ends, steps, taken = tables
     done = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        _block, head, sample, _start, _end, boxes, count = _work(
+        _block, head, sample, _start, _end, boxes, count = item_of(
             item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
             EVERY, BOX, KEYS,
         )  # fmt: skip
         line = ((sample * (heads // group) + head // group) * lines).to(gl.int32)
         for step in range(count + 1):
             if step < count:
-                _copy(k_described, k_tiles, k_full, k_empty, done + step, line, boxes, step, EVERY, BOX, KEYS, STAGES)
+                copy(k_described, k_tiles, k_full, k_empty, done + step, line, boxes, step, EVERY, BOX, KEYS, STAGES)
             if step > 0:
                 before = step - 1
-                _copy(
+                copy(
                     v_described, v_tiles, v_full, v_empty, done + before, line, boxes, before, EVERY, BOX, KEYS, STAGES
                 )
         done += count
-
-
-@gluon.jit
-def _rows(order, place, end, LAYOUT: gl.constexpr):
-    """Places [place, place + ROWS) of a block that ends at `end` -> live, tensor rows."""
-    places = place + gl.arange(0, ROWS, LAYOUT)
-    live = places < end
-    return live, gl.load(order + places, mask=live, other=0).to(gl.int64)
-
-
-@gluon.jit
-def _hidden(scores, boxes, step, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Scores of a step, of which those of keys that are not there are -inf."""
-    columns = gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
-    limits = gl.full([KEYS], 0, gl.int32, gl.SliceLayout(0, LAYOUT))
-    for box in gl.static_range(KEYS // BOX):
-        limits = gl.where(columns // BOX == box, _seen(boxes, step * (KEYS // BOX) + box, EVERY, BOX), limits)
-    return gl.where((columns % BOX < limits)[None, :], scores, float("-inf"))
-
-
-@gluon.jit
-def _weighed(scores, total, peak, outer, SOME: gl.constexpr):
-    """Weights of scores, what the sums so far shrink by, and the new total and peak; SOME: scores may be -inf."""
-    new_peak = gl.maximum(peak, gl.max(scores, 1) * outer)
-    reference = new_peak
-    if SOME:  # rows that have seen nothing so far
-        reference = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = gl.exp2(scores * outer - reference[:, None])
-    shrink = gl.exp2(peak - reference)
-    return weights, shrink, total * shrink + gl.sum(weights, 1), new_peak
 
 
 @gluon.jit
@@ -208,8 +83,8 @@ def _step(
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_empty.index(slot), count=1)
     if SOME:
-        scores = _hidden(scores, boxes, step, EVERY, BOX, KEYS, SCORES)
-    new, shrink, total, peak = _weighed(scores, total, peak, outer, SOME)
+        scores = hidden(scores, boxes, step, EVERY, BOX, KEYS, SCORES)
+    new, shrink, total, peak = weighed(scores, total, peak, outer, SOME)
     # here, not before their products: without a branch between them, ptxas waits for `acc` before it weighs the scores
     mbarrier.wait(v_full.index(slot), number // STAGES & 1)
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
@@ -245,19 +120,11 @@ def _answer(
     """Rows [place, place + ROWS) of a block that ends at `end`, from their queries to their output."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    LINES: gl.constexpr = gl.SliceLayout(1, ACC)
     MOVED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     q_tiles, k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty, _ = barriers
     q_tile = q_tiles.index(HALF)
-    live, rows = _rows(order, place, end, gl.SliceLayout(1, MOVED))
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, MOVED))
-    tile = gl.load(q + ((rows * q_row)[:, None] + columns[None, :]), mask=live[:, None], other=0.0)
-    if SIGN != 1.0:
-        tile = (tile.to(gl.float32) * SIGN).to(tile.dtype)
-    q_tile.store(tile)
-    fence_async_shared()
-
+    queries_in(q, order, place, end, q_row, q_tile, ROWS, SIGN, MOVED)
     peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     acc = gl.zeros([ROWS, WIDTH], gl.float32, ACC)
@@ -267,9 +134,9 @@ def _answer(
     scores = warpgroup_mma(q_tile, k_tiles.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_empty.index(slot), count=1)
-    scores = _hidden(scores, boxes, 0, EVERY, BOX, KEYS, SCORES)
-    new, _, total, peak = _weighed(scores, total, peak, outer, True)
-    weights = gl.convert_layout(new.to(tile.dtype), gl.DotOperandLayout(0, ACC, 2))
+    scores = hidden(scores, boxes, 0, EVERY, BOX, KEYS, SCORES)
+    new, _, total, peak = weighed(scores, total, peak, outer, True)
+    weights = gl.convert_layout(new.to(q_tile.dtype), gl.DotOperandLayout(0, ACC, 2))
     mbarrier.wait(v_full.index(slot), done // STAGES & 1)
     seen = gl.maximum(boxes[2] // (KEYS // BOX), 1)  # so many first steps have no mask
     for step in range(1, seen):
@@ -285,26 +152,11 @@ def _answer(
     slot = (done + count - 1) % STAGES
     acc = warpgroup_mma(weights, v_tiles.index(slot), acc, is_async=True)
     # found again: kept, they would take registers that the steps need
-    live, rows = _rows(order, place, end, gl.SliceLayout(1, MOVED))
-    mine, targets = _rows(order, place, end, LINES)
+    live, rows = live_rows(order, place, end, ROWS, gl.SliceLayout(1, MOVED))
+    mine, targets = live_rows(order, place, end, ROWS, gl.SliceLayout(1, ACC))
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
     mbarrier.arrive(v_empty.index(slot), count=1)
-
-    total = gl.convert_layout(total, LINES)
-    answered = mine & (total != 0.0)  # a NaN stays a NaN
-    total = gl.where(answered, total, 1.0)
-    result = gl.where(answered[:, None], acc * (1.0 / total)[:, None], 0.0)
-    if lse is not None:
-        natural = (gl.convert_layout(peak, LINES) + gl.log2(total)) * 0.6931471805599453
-        gl.store(lse + targets, gl.where(answered, natural, float("-inf")), mask=mine)
-    # the queries are done with: through their place in shared memory, whole lines are read and written
-    if gate is not None:
-        weight = gl.load(gate + ((rows * g_row)[:, None] + columns[None, :]), mask=live[:, None], other=0.0)
-        q_tile.store(weight)
-        part = gl.load(coarse + gl.arange(0, WIDTH, gl.SliceLayout(0, ACC)))
-        result += q_tile.load(ACC).to(gl.float32) * part[None, :]
-    q_tile.store(result.to(tile.dtype))
-    gl.store(out + ((rows * o_row)[:, None] + columns[None, :]), q_tile.load(MOVED), mask=live[:, None])
+    output(out, lse, gate, coarse, acc, total, peak, live, rows, mine, targets, o_row, g_row, q_tile, ACC, MOVED)
 
 
 @gluon.jit
@@ -322,7 +174,7 @@ def _answers(
     done = 0
     turn = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        block, head, sample, place, end, boxes, count = _work(
+        block, head, sample, place, end, boxes, count = item_of(
             item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
             EVERY, BOX, KEYS,
         )  # fmt: skip
@@ -347,7 +199,7 @@ def _answers(
         turn += gl.maximum(count - 1, 0)
 
 
-@gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_INDICES)
+@gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=INDICES)
 def listed_hopper(
     q, out, lse, gate, coarse, k_described, v_described, order, starts, ends, steps, taken,
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
