@@ -42,7 +42,9 @@ class LocalCall:
     def stated(self) -> tuple[Any, ...]:
         """What is stated, hashable."""
         return (
-            self.scale, self.softcap, self.backend, self.configured, self.quant, self.layer, self.deterministic,
+            self.scale, self.softcap, self.backend, self.configured, self.quant,
+            None if self.quant is None else self.layer,  # only quantisation tells layers apart
+            self.deterministic,
             self.options if isinstance(self.options, tuple) else repr(self.options),
         )  # fmt: skip
 
