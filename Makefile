@@ -45,7 +45,7 @@ bench: $(READY)-bench
 	done; exit $$status
 
 docs: $(READY)-docs
-	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build
 	$(RUN) -m scripts.docs_links build/docs
 
 clean:

@@ -84,7 +84,7 @@ def test_the_kernels_backend_passes_the_whole_kit(home: Home) -> None:
 
 @pytest.mark.slow
 def test_what_the_kernel_lacks_is_right_too(home: Home) -> None:
-    chosen = "float32 and (mask/ or paged/ or video_tiles/) and not garbage"
+    chosen = "float32 and (mask/ or paged/) and not garbage and not compiled"  # the core's own: its whole kit is the CPU's
     assert passed(home.kit("toychip:blocked", "-k", chosen)) > 200
 
 
