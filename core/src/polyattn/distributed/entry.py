@@ -60,6 +60,7 @@ def attend_over_ranks(
         if call.heads is not None:
             check_heads(q, k, call.heads)
         lanes = _lanes(q, k, v, gate, structure, joint, replicated)
+        check_combination(structure, facts.causal, facts.window, facts.softcap, return_lse, gate)
         grad = _requires_grad(lanes)
         if out is not None:
             _check_out(out, lanes, q.dim(), any(grad))
@@ -75,7 +76,7 @@ def attend_over_ranks(
         raise
     if known is None:
         if ranks is not None:
-            agree(ranks.group, signature_of(parallel.degrees, splits_of(asked, structure), stated, structure))
+            agree(ranks.group, signature_of(parallel, splits_of(asked, structure), stated, structure))
             ranks.meet(q.device)
         keep(cache, _LIMIT, (asked, *stated.values()), geometry)
     run = partial(attend, geometry, ranks, call, lanes, structure, facts.causal, facts.window, return_lse, any(grad))
@@ -110,7 +111,7 @@ def _lanes(q: Any, k: Any, v: Any, gate: Any, structure: Structure | None, joint
     check_tensors(q, k, v, structure, dtype is not None)
     lanes = lanes_of(q, k, v, joint=joint, replicated=replicated)
     if gate is not None:
-        check_combination(structure, False, None, 0.0, False, gate)
+        check_combination(structure, False, None, 0.0, False, gate)  # before the gate's shape: who takes none says so
         check_gate(gate, (q.shape[0], lanes[0].rows, q.shape[-2], v.shape[-1]))
         if dtype is None and gate.dtype != q.dtype:
             raise TypeError(f"gate: q's dtype {dtype_name(q.dtype)} is needed, got {dtype_name(gate.dtype)}")

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from polyattn.distributed.parallel import SequenceParallel
 from polyattn.distributed.rows import Split
+from polyattn.distributed.stated_rows import structure_rows
 from polyattn.structures import Packed, Structure
 from polyattn.structures.base import keep
 from polyattn.structures.host_data import on_host
@@ -19,14 +21,16 @@ _LOCAL = ("group", "device")
 
 
 def signature_of(
-    degrees: str, splits: tuple[Split, Split], stated: dict[str, Any], structure: Structure | None
+    parallel: SequenceParallel, splits: tuple[Split, Split], stated: dict[str, Any], structure: Structure | None
 ) -> dict[str, Any]:
     """Degrees, rows of every rank, what was stated, and the structure."""
-    q, k = splits
     named = {name: str(value) for name, value in stated.items() if name not in _LOCAL}
     named["device"] = stated["device"].type
-    rows = {"degrees": degrees, "rows of q": _told(q), "rows of k": _told(k)}
-    return {**rows, **named, "structure": digest_of(structure)}
+    given = zip(
+        "qk", splits, structure_rows(structure), (parallel.rows, parallel.kv_rows or parallel.rows), strict=True
+    )
+    rows = {f"rows of {side}": _told(split, told is None and said is None) for side, split, told, said in given}
+    return {"degrees": parallel.degrees, **rows, **named, "structure": digest_of(structure)}
 
 
 def digest_of(structure: Structure | None) -> str:
@@ -52,7 +56,8 @@ def _digest(structure: Structure) -> str:
     return f"{structure.kind} {content.hexdigest()[:16]}"
 
 
-def _told(split: Split) -> str:
+def _told(split: Split, assumed: bool) -> str:
     """Rows that every rank holds before, the rows of each rank, rows that every rank holds after."""
     shares = f"{split.shards[0]} on each rank" if len(set(split.shards)) == 1 else "/".join(map(str, split.shards))
-    return f"{split.lead} + {shares} + {split.trail}"
+    asked = " (nobody stated them: SequenceParallel(rows=, kv_rows=) does)" if assumed else ""
+    return f"{split.lead} + {shares} + {split.trail}{asked}"
