@@ -30,8 +30,8 @@ def tables(folder: Path) -> str:
 
 
 def _section(file: str, record: Record) -> str:
-    """One record; empty where it holds no measurement (a run of tests is no performance)."""
-    if record.get("small") or not (record.get("targets") or record.get("comparisons")):
+    """One record; empty where it holds no measurement (a run of tests is no performance), or names no machine."""
+    if record.get("small") or "machine" not in record or not (record.get("targets") or record.get("comparisons")):
         return ""
     parts = [f"### {_title(file, record)}", f"`benchmarks/results/{file}`"]
     if record.get("targets"):
