@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from polyattn import structures
+from polyattn.backends.declarations import TOLERANCES
 from tests.unit.backends.running import IMPLEMENTATIONS, WITH_LSE, assert_equal, batch, expected, gradients, run
 
 TORN = [name for name in IMPLEMENTATIONS if name.startswith("cpu")]
@@ -102,6 +103,31 @@ def test_a_large_finite_entry_never_hides_a_key_by_overflow(implementation):
     even, _ = run(implementation, torch.zeros_like(q), k, v)
     assert torch.equal(out, even)
     assert out.abs().max() > 0
+
+
+#: Entries of float32 that halves do not tell apart, or do not hold: a row each, and one that also hides a key.
+FINE = {
+    "digits": [-300.0, -300.4, -301.0, -300.0],
+    "range below": [-65520.0, -65521.0, -65520.5, -65520.0],
+    "range above": [65520.0, 65521.0, 65520.5, -torch.inf],
+    "far apart": [-1e5, 0.0, 0.7, -3e38],
+}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("entries", FINE)
+@pytest.mark.parametrize("call", [{}, {"causal": True}])
+def test_entries_that_q_s_dtype_does_not_hold_count_all_the_same(implementation, dtype, entries, call):
+    bias = torch.stack([torch.tensor(FINE[entries]).roll(turn) for turn in range(3)]).expand(2, 1, 3, 4)
+    q, k, v = batch(3, 4, dtype=dtype)
+    structure = structures.Mask(bias)
+    want, want_lse = expected(q.double(), k.double(), v.double(), structure, **call)
+    has_lse = implementation in WITH_LSE
+    got, lse = run(implementation, q, k, v, structure, need_lse=has_lse, **call)
+    torch.testing.assert_close(got.double(), want, atol=TOLERANCES[str(dtype).removeprefix("torch.")], rtol=0)
+    if has_lse:
+        torch.testing.assert_close(lse.double(), want_lse.double(), atol=2e-2, rtol=0)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -47,8 +47,10 @@ def masked(
 ) -> Result:
     """A slot for "mask" and "bias" over `attend`; `bias_dtype` says which dtype its additive masks want beside q's."""
     meta, q, k, v = under_positions(meta, q, k, v, causal, window)
-    mask = meta.keep if meta.keep is not None else _bias(meta, bias_dtype(q.dtype))
+    mask, peak = (meta.keep, None) if meta.keep is not None else _bias(meta, bias_dtype(q.dtype))
     result, lse = attend(q, k, v, mask=mask, causal=False, scale=scale, softcap=softcap, need_lse=need_lse)
+    if peak is not None and lse is not None:
+        lse = lse + peak
     return written(out, result), lse
 
 
@@ -145,17 +147,26 @@ def _unseen(seen: torch.Tensor) -> torch.Tensor | None:
     return hidden if bool(hidden.any()) else None
 
 
-def _bias(meta: MaskMeta, dtype: torch.dtype) -> torch.Tensor:
-    """The additive mask in `dtype`; a finite entry stays finite, so that it never hides a key by overflow."""
+def _bias(meta: MaskMeta, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The additive mask in `dtype`, and what was taken off each row of it, [B|1,H|1,Sq|1], if anything.
+
+    A softmax does not see what all of a row has in common. Where `dtype` holds less than the mask's own, each row loses
+    its largest entry first: near 0, where entries count, neither range nor digits are then missed. A finite entry stays
+    finite, so that it never hides a key by overflow.
+    """
     assert meta.bias is not None
     bias = meta.bias
     if bias.dtype == dtype:
-        return bias
+        return bias, None
+    if torch.promote_types(bias.dtype, dtype) == dtype:
+        return derived(meta, ("bias", dtype), lambda: bias.to(dtype)), None
 
-    def build() -> torch.Tensor:
+    def build() -> tuple[torch.Tensor, torch.Tensor]:
+        wide = bias.to(torch.promote_types(bias.dtype, torch.float32))
+        peak = wide.amax(dim=-1, keepdim=True)
+        peak = peak.masked_fill(peak.isneginf(), 0.0)  # a row that sees nothing
         least = torch.finfo(dtype).min
-        if torch.finfo(bias.dtype).min >= least:
-            return bias.to(dtype)
-        return bias.clamp(min=least).to(dtype).masked_fill(bias.isneginf(), float("-inf"))
+        narrow = (wide - peak).clamp(min=least).to(dtype).masked_fill(bias.isneginf(), float("-inf"))
+        return narrow, peak.squeeze(-1).float()
 
     return derived(meta, ("bias", dtype), build)
