@@ -20,7 +20,7 @@ def probe() -> Found | Declined:
         return Declined(f"torch cannot be imported ({error})")
     module = getattr(torch, DEVICE_TYPE, None)
     if module is None:
-        return Declined("torch has no toychip device: no toychip_runtime, or TORCH_DEVICE_BACKEND_AUTOLOAD is 0")
+        return Declined("torch has no toychip device: torch is older than 2.11, or TORCH_DEVICE_BACKEND_AUTOLOAD is 0")
     count = module.device_count()
     if count == 0:
         stated = os.environ.get(VARIABLES[0])

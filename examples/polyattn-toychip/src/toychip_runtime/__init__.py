@@ -6,12 +6,18 @@ __version__ = "1.4"
 
 
 def autoload() -> None:
-    """The entry point of `torch.backends`: `import torch` calls it, and torch knows the device from then on."""
+    """The entry point of `torch.backends`: `import torch` calls it, and torch knows the device from then on.
+
+    An older torch cannot have a device in Python: then there is none, and `import torch` does not fail for it.
+    """
     import sys
 
-    from toychip_runtime import device
+    from torch.utils import backend_registration
 
-    device.install(sys.modules[__name__])
+    if hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        from toychip_runtime import device
+
+        device.install(sys.modules[__name__])
 
 
 # What torch, and a platform's detection, ask of torch.toychip.
