@@ -53,7 +53,7 @@ _PATIENCE = 150
 #: Fields of each that is tried, the surest first: they are to be told apart by what they change.
 _HOPPER_FIELDS: tuple[dict[str, Any], ...] = (
     {"roles": False}, {"roles": False, "stages": 3}, {"persistent": False}, {}, {"stages": 3}, {"box": 32},
-    {"box": 32, "stages": 3}, {"turns": True},
+    {"box": 32, "stages": 3}, {"turns": True}, {"late": True}, {"late": True, "turns": True, "box": 32, "stages": 3},
     {"turns": True, "box": 32, "stages": 3}, {"box": 128}, {"copying": 40, "box": 32, "stages": 3},
     {"box": 32, "stages": 3, "persistent": False}, {"keys": 64, "box": 32, "stages": 4},
 )  # fmt: skip

@@ -26,7 +26,7 @@ _LAYOUT = (
     "cga_layout=[])"
 )
 #: Bytes of a thread's stack: what the whole run of a program needs, none of what a step does.
-_STACK = 128
+_STACK = 192
 
 
 @cache
@@ -43,7 +43,7 @@ def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool)
     types |= {"q": f"*{dtype}", "out": f"*{dtype}", "outer": "fp32"}
     constants: dict[str, Any] = {
         "UNIT": 8, "SIGN": 1.0, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
-        "TURNS": tile.turns, "COPYING": tile.copying,
+        "TURNS": tile.turns, "LATE": tile.late, "COPYING": tile.copying,
     }  # fmt: skip
     for name, kind, there in (("gate", f"*{dtype}", gated), ("coarse", "*fp32", gated), ("lse", "*fp32", lse)):
         types[name] = kind if there else "constexpr"
@@ -69,6 +69,7 @@ CASES = {
     "plain": (HopperTile(), "bf16", True, False, False),
     "three stages": (HopperTile(box=32, stages=3), "fp16", False, True, True),
     "turns": (HopperTile(turns=True), "bf16", True, True, True),
+    "late": (HopperTile(stages=3, late=True), "bf16", True, False, False),
     "boxes of 128": (HopperTile(box=128), "bf16", False, False, False),
     "without roles": (HopperTile(stages=3, roles=False), "bf16", True, True, True),
     "steps of 64": (HopperTile(box=32, keys=64, stages=4), "bf16", True, False, False),

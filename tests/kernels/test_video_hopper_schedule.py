@@ -329,6 +329,7 @@ TILES = {
     "boxes of 64": HopperTile(),
     "boxes of 32, three stages": HopperTile(box=32, stages=3),
     "turns": HopperTile(turns=True),
+    "late": HopperTile(late=True, stages=3),
     "a program an item": HopperTile(persistent=False),
     "without roles": HopperTile(roles=False, stages=3),
     "without roles, boxes of 32": HopperTile(roles=False, box=32),

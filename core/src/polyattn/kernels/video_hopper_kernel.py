@@ -60,13 +60,14 @@ def _copies(
 
 @gluon.jit
 def _step(
-    acc, weights, total, peak, q_tile, tiles, barriers, number, turn, boxes, step, outer,
+    acc, weights, shrink, total, peak, q_tile, tiles, barriers, number, turn, boxes, step, outer,
     HALF: gl.constexpr, SOME: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, SCORES: gl.constexpr, ACC: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, SCORES: gl.constexpr, ACC: gl.constexpr,
 ):  # fmt: skip
     """Scores of step `number`; the values of the step before by its `weights` go into `acc` while these are taken in.
 
-    Where it is TURNS, one group starts its products while the other takes in its scores.
+    TURNS  one group starts its products while the other takes in its scores
+    LATE   `acc` shrinks behind the start of the next scores' product, not before
     """
     _, k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty, turns = barriers
@@ -77,6 +78,8 @@ def _step(
         mbarrier.wait(turns.index(HALF), (turn & 1) ^ (1 - HALF))
     nothing = gl.zeros([ROWS, KEYS], gl.float32, SCORES)
     scores = warpgroup_mma(q_tile, k_tiles.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    if LATE:
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
     acc = warpgroup_mma(weights, v_tiles.index(before), acc, is_async=True)
     if TURNS:
         mbarrier.arrive(turns.index(1 - HALF), count=1)
@@ -89,8 +92,9 @@ def _step(
     mbarrier.wait(v_full.index(slot), number // STAGES & 1)
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
     mbarrier.arrive(v_empty.index(before), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
-    return acc, gl.convert_layout(new.to(weights.dtype), gl.DotOperandLayout(0, ACC, 2)), total, peak
+    if not LATE:
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
+    return acc, gl.convert_layout(new.to(weights.dtype), gl.DotOperandLayout(0, ACC, 2)), shrink, total, peak
 
 
 @gluon.jit
@@ -115,7 +119,7 @@ def _idle(
 def _answer(
     q, out, lse, gate, coarse, order, place, end, q_row, o_row, g_row, tiles, barriers, done, turn, boxes, count, outer,
     HALF: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Rows [place, place + ROWS) of a block that ends at `end`, from their queries to their output."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -135,21 +139,23 @@ def _answer(
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(k_empty.index(slot), count=1)
     scores = hidden(scores, boxes, 0, EVERY, BOX, KEYS, SCORES)
-    new, _, total, peak = weighed(scores, total, peak, outer, True)
+    new, shrink, total, peak = weighed(scores, total, peak, outer, True)
     weights = gl.convert_layout(new.to(q_tile.dtype), gl.DotOperandLayout(0, ACC, 2))
     mbarrier.wait(v_full.index(slot), done // STAGES & 1)
     seen = gl.maximum(boxes[2] // (KEYS // BOX), 1)  # so many first steps have no mask
     for step in range(1, seen):
-        acc, weights, total, peak = _step(
-            acc, weights, total, peak, q_tile, tiles, barriers, done + step, turn + step - 1, boxes, step, outer,
-            HALF, False, EVERY, BOX, KEYS, STAGES, TURNS, SCORES, ACC,
+        acc, weights, shrink, total, peak = _step(
+            acc, weights, shrink, total, peak, q_tile, tiles, barriers, done + step, turn + step - 1, boxes, step,
+            outer, HALF, False, EVERY, BOX, KEYS, STAGES, TURNS, LATE, SCORES, ACC,
         )  # fmt: skip
     for step in range(seen, count):
-        acc, weights, total, peak = _step(
-            acc, weights, total, peak, q_tile, tiles, barriers, done + step, turn + step - 1, boxes, step, outer,
-            HALF, True, EVERY, BOX, KEYS, STAGES, TURNS, SCORES, ACC,
+        acc, weights, shrink, total, peak = _step(
+            acc, weights, shrink, total, peak, q_tile, tiles, barriers, done + step, turn + step - 1, boxes, step,
+            outer, HALF, True, EVERY, BOX, KEYS, STAGES, TURNS, LATE, SCORES, ACC,
         )  # fmt: skip
     slot = (done + count - 1) % STAGES
+    if LATE:
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
     acc = warpgroup_mma(weights, v_tiles.index(slot), acc, is_async=True)
     # found again: kept, they would take registers that the steps need
     live, rows = live_rows(order, place, end, ROWS, gl.SliceLayout(1, MOVED))
@@ -164,7 +170,7 @@ def _answers(
     q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers, tables,
     list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
     HALF: gl.constexpr, UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does: the first or the second ROWS rows of each item."""
     starts, ends, steps, taken = tables
@@ -191,7 +197,7 @@ def _answers(
             _answer(
                 q_part, out_part, lse_part, gate_part, coarse_part, order, place, end, q_row.to(gl.int64) * UNIT,
                 o_row.to(gl.int64) * UNIT, g_row.to(gl.int64) * UNIT, tiles, barriers, done, turn, boxes, count, outer,
-                HALF, SIGN, EVERY, BOX, KEYS, STAGES, TURNS,
+                HALF, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE,
             )  # fmt: skip
         else:
             _idle(barriers, done, turn, count, HALF, STAGES, TURNS)
@@ -205,14 +211,14 @@ def listed_hopper(
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
     width, every, used, lines, blocks, parts, heads, group, items, outer,
     UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, COPYING: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
     """Items are 128 rows of a query block: parts fastest, then blocks, heads, samples; a program takes every n-th.
 
     As `listed_kernel` but for these; all head dims are 128, and rows of keys behind a partial box must be finite.
     k_described, v_described  boxes [BOX, PANEL] of k and v, packed in the order of places, as rows of WIDTH
     BOX, KEYS, STAGES         `steps` are of BOX keys; a program takes KEYS at once, and has so many of those in flight
-    TURNS                     whether the two groups take turns with the products
+    TURNS, LATE               as `_step` has them
     COPYING                   registers of a thread that copies
     """
     dtype: gl.constexpr = k_described.dtype
@@ -243,12 +249,12 @@ def listed_hopper(
             (_answers, (
                 q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
                 tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-                0, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS,
+                0, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE,
             )),
             (_answers, (
                 q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
                 tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-                1, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS,
+                1, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE,
             )),
             (_copies, (
                 k_described, v_described, tiles, barriers, tables, list_batch, list_head, width, every, used, lines,
