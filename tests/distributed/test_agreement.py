@@ -64,14 +64,42 @@ def test_what_differs_is_named_with_its_ranks_on_every_rank(pool: Pool, field: s
 def test_several_differences_are_all_named_and_the_same_ones_not(pool: Pool) -> None:
     calls = {0: [(CALL, ())], 1: [(CALL | {"dtype": "float32", "causal": True}, ())]}
     for (text,) in pool.run(2, f"{HERE}:by_rank", calls, limit=LIMIT):
-        assert text.endswith("dtype: bfloat16 on rank 0 but float32 on rank 1; causal: False on rank 0 but True on rank 1")
+        assert text.endswith(
+            "dtype: bfloat16 on rank 0 but float32 on rank 1; causal: False on rank 0 but True on rank 1"
+        )
 
 
-def test_a_rank_that_refuses_its_call_tells_the_others_why(pool: Pool) -> None:
-    calls = {rank: [(CALL | {"test": "refusal"}, ())] for rank in range(3)}
-    calls[2] = [("refused: heads 30 are not divisible", ())]
-    for (text,) in pool.run(3, f"{HERE}:by_rank", calls, limit=LIMIT):
-        assert text.endswith("the call: (another one) on ranks 0-1 but refused: heads 30 are not divisible on rank 2")
+REFUSAL = "refused: heads 30 are not divisible"
+
+
+def test_a_rank_that_refuses_its_call_tells_the_others_why_and_waits_for_nobody(pool: Pool) -> None:
+    calls = {rank: [(CALL | {"test": "refusal"}, ()), (CALL | {"test": "afterwards"}, ())] for rank in range(3)}
+    calls[2][0] = (REFUSAL, ())
+    one, other, refusing = pool.run(3, f"{HERE}:by_rank", calls, limit=LIMIT)
+    told = f"UnsupportedRequest: parallel: the ranks do not make the same call. rank 2 {REFUSAL}"
+    assert one == other == [told, "((), (), ())"]
+    assert refusing == ["()", "((), (), ())"]
+
+
+def refuses_first(group: dist.ProcessGroup) -> tuple[float, list[str]]:
+    """Rank 0 comes two seconds after the refusal; how long the refusing rank took."""
+    if dist.get_rank(group) == 0:
+        time.sleep(2.0)
+    begun = time.monotonic()
+    answers = told(group, (REFUSAL if dist.get_rank(group) else {"late": True}, ()))
+    return time.monotonic() - begun, answers
+
+
+def test_a_refusal_is_heard_by_who_comes_later(pool: Pool) -> None:
+    (_, late), (seconds, _) = pool.run(2, f"{HERE}:refuses_first", limit=LIMIT)
+    assert late[0].endswith(f"rank 1 {REFUSAL}")
+    assert seconds < 1.5
+
+
+def test_ranks_that_all_refuse_go_on_together(pool: Pool) -> None:
+    calls = {rank: [(REFUSAL, ()), (REFUSAL, ()), ({"after": "refusals"}, (rank,))] for rank in range(3)}
+    everyone = str(((0,), (1,), (2,)))
+    assert pool.run(3, f"{HERE}:by_rank", calls, limit=LIMIT) == [["()", "()", everyone]] * 3
 
 
 def test_calls_in_another_order_are_told_apart_and_later_ones_agree(pool: Pool) -> None:
@@ -98,11 +126,14 @@ def test_an_agreed_call_never_reaches_the_store_again(pool: Pool) -> None:
 
 
 def keys_after(group: dist.ProcessGroup, counts: list[int]) -> list[int]:
-    """Keys in the store after so many signatures; those of the test itself count alike."""
+    """Keys in the store after so many signatures and refusals; those of the test itself count alike."""
     found = []
     for number, count in enumerate(counts):
         for call in range(count):
             agree(group, {"number": number, "call": call}, timeout=30.0)
+            if call % 5 == 1:
+                agree(group, REFUSAL)
+        agree(group, {"number": number, "call": "last"}, timeout=30.0)
         dist.barrier(group)
         found.append(agreement._store_of(group).num_keys())
         dist.barrier(group)
@@ -110,8 +141,8 @@ def keys_after(group: dist.ProcessGroup, counts: list[int]) -> list[int]:
 
 
 def test_the_store_does_not_grow_with_the_calls(pool: Pool) -> None:
-    few, many, more = pool.run(3, f"{HERE}:keys_after", [2, 30, 100], limit=LIMIT)[0]
-    assert few == many == more
+    few, many, more = pool.run(3, f"{HERE}:keys_after", [4, 30, 100], limit=LIMIT)[0]
+    assert max(many, more) <= few + 3 * (3 + 2), "the keys of three numbers"
 
 
 def forgets(group: dist.ProcessGroup) -> tuple[bool, list[str]]:

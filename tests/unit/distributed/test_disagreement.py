@@ -26,9 +26,10 @@ def test_calls_with_the_same_fields_in_another_order_are_the_same() -> None:
     assert difference([{"a": "1", "b": "2"}, {"b": "2", "a": "1"}]) is None
 
 
-def test_texts_stand_for_whole_calls() -> None:
+def test_a_refusal_goes_before_other_differences() -> None:
     told = difference([{"dtype": "bf16"}, "refused: 30 heads", {"dtype": "fp32"}])
-    assert told == "the call: (another one) on ranks 0, 2 but refused: 30 heads on rank 1"
+    assert told == "rank 1 refused: 30 heads"
+    assert difference(["refused: one", {}, "refused: another"]) == "rank 0 refused: one; rank 2 refused: another"
 
 
 def test_long_values_are_shown_from_where_they_part() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-#: One rank's call: fields and their values as text, or one text where the rank could not describe it.
+#: One rank's call: fields and their values as text; or "refused: why", from a rank that makes none.
 Told = Mapping[str, str] | str
 
 #: Characters of a value that are shown, and how many before the first difference.
@@ -21,9 +21,9 @@ def difference(told: Sequence[Told]) -> str | None:
     """
     if all(one == told[0] for one in told[1:]):
         return None
-    texts = [one if isinstance(one, str) else None for one in told]
-    if any(text is not None for text in texts):
-        return _by_value("the call", ["(another one)" if text is None else text for text in texts])
+    refusals = [f"{rank_names([rank])} {one}" for rank, one in enumerate(told) if isinstance(one, str)]
+    if refusals:
+        return "; ".join(refusals)
     fields = [one for one in told if not isinstance(one, str)]
     names = dict.fromkeys(name for one in fields for name in one)
     values = {name: [one.get(name, _NOTHING) for one in fields] for name in names}

@@ -40,8 +40,16 @@ class Communicating:
 
 def lost(group: dist.ProcessGroup, call: object, cause: str) -> str:
     """The text: who says it, of which call, among which ranks, and why."""
+    from polyattn.distributed.agreement import waiting
+
     ranks = dist.get_process_group_ranks(group)
     first_line = cause.strip().partition("\n")[0]
+    elsewhere = waiting(group)
+    if elsewhere:
+        return (
+            f"parallel: rank {ranks.index(dist.get_rank())} of {len(ranks)} (global {rank_names(ranks)}) was alone in "
+            f"{call}: the ranks do not make the same call, {elsewhere}. {first_line}"
+        )
     return (
         f"parallel: rank {ranks.index(dist.get_rank())} of {len(ranks)} (global {rank_names(ranks)}) lost a peer in "
         f"{call}: another rank has ended or does not answer; its own log says why. {first_line}"
