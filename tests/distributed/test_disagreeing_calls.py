@@ -56,7 +56,7 @@ def attend(rows: int, heads: int = 4, dtype: Any = torch.float32, grad: bool = F
 def attends_otherwise(
     group: dist.ProcessGroup, name: str, parallel: SequenceParallel, rows: int
 ) -> tuple[str, torch.Size]:
-    """The error of the case, and what a plain call gives afterwards. No two cases have the same rows, or know a call."""
+    """The error of the case, and what a plain call gives afterwards. No two cases have the same rows."""
     try:
         attend(**{"rows": rows, "parallel": parallel, **calls(name, dist.get_rank(group) == 1, rows)})
         said = "answered"
