@@ -13,7 +13,6 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import replace
 from io import StringIO
 
 import torch
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from _kernels import launched
 from _ours import ours, route
 from _ranks import RanksClock, beyond, everybody, join_ranks, start_ranks, waits
-from _ranks_peers import diffusers, gather_by_hand, kernel, ring_flash_attn, ulysses_by_hand, yunchang
+from _ranks_peers import diffusers, gather_by_hand, ring_flash_attn, ulysses_by_hand, yunchang
 from _record import Asked, Record, arguments
 
 from polyattn.bench.shapes import SHAPES, workload_of
@@ -46,11 +45,9 @@ def main() -> int:
         return start_ranks(__file__, sys.argv[1:])
     join_ranks()
     asked = arguments(__doc__, seconds=8.0)
-    device = asked.device if asked.device.type == "cpu" else torch.device(asked.device.type, int(os.environ["RANK"]))
-    asked = replace(asked, device=device)
     ranks = dist.get_world_size()
     record = Record(f"attention over {ranks} devices beside one, by hand and by libraries", asked.small)
-    clock = RanksClock(device)
+    clock = RanksClock(asked.device)
     with torch.inference_mode():
         for name, rounds in ROUNDS.items():
             measure(name, rounds, asked, record, clock)
@@ -78,7 +75,7 @@ def measure(name: str, rounds: int, asked: Asked, record: Record, clock: RanksCl
         "its rows alone": ours(shards[0], k, v),
     }
     mine = {f"polyattn {strategy}": strategy for strategy in strategies(ranks)}
-    expected = shard(kernel(q, k, v)(), parallel)
+    expected = shard(alone["one device"](), parallel)
     calls: dict[str, Call] = {}
     for label, strategy in mine.items():
         degrees = SequenceParallel(strategy.ulysses, strategy.ring, gather=strategy.gather)
