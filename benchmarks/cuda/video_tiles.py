@@ -53,9 +53,11 @@ _PATIENCE = 150
 #: Fields of each that is tried, the surest first: they are to be told apart by what they change.
 _HOPPER_FIELDS: tuple[dict[str, Any], ...] = (
     {"roles": False}, {"roles": False, "stages": 3}, {"persistent": False}, {}, {"stages": 3}, {"box": 32},
-    {"box": 32, "stages": 3}, {"turns": True}, {"late": True}, {"late": True, "turns": True, "box": 32, "stages": 3},
-    {"turns": True, "box": 32, "stages": 3}, {"box": 128}, {"copying": 40, "box": 32, "stages": 3},
-    {"box": 32, "stages": 3, "persistent": False}, {"keys": 64, "box": 32, "stages": 4},
+    {"box": 32, "stages": 3}, {"turns": True}, {"late": True}, {"once": True, "stages": 3}, {"box": 128},
+    {"turns": True, "box": 32, "stages": 3}, {"late": True, "turns": True, "box": 32, "stages": 3},
+    {"once": True, "late": True, "box": 32, "stages": 3}, {"once": True, "turns": True, "box": 32, "stages": 3},
+    {"copying": 40, "box": 32, "stages": 3}, {"box": 32, "stages": 3, "persistent": False},
+    {"keys": 64, "box": 32, "stages": 4},
 )  # fmt: skip
 
 
@@ -121,7 +123,7 @@ def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
         print(f"{fields}: {ran.stdout.strip()}", flush=True)
         return "" if ran.returncode == 0 else (ran.stdout + ran.stderr).strip()[-300:]
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(6) as pool:
         for fields, why in zip(_HOPPER_FIELDS, pool.map(told, _HOPPER_FIELDS), strict=True):
             tile = video_hopper.HopperTile(**fields)
             if why:

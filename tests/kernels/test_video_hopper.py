@@ -43,7 +43,7 @@ def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool)
     types |= {"q": f"*{dtype}", "out": f"*{dtype}", "outer": "fp32"}
     constants: dict[str, Any] = {
         "UNIT": 8, "SIGN": 1.0, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
-        "TURNS": tile.turns, "LATE": tile.late, "COPYING": tile.copying,
+        "TURNS": tile.turns, "LATE": tile.late, "ONCE": tile.once, "COPYING": tile.copying,
     }  # fmt: skip
     for name, kind, there in (("gate", f"*{dtype}", gated), ("coarse", "*fp32", gated), ("lse", "*fp32", lse)):
         types[name] = kind if there else "constexpr"
@@ -70,6 +70,7 @@ CASES = {
     "three stages": (HopperTile(box=32, stages=3), "fp16", False, True, True),
     "turns": (HopperTile(turns=True), "bf16", True, True, True),
     "late": (HopperTile(stages=3, late=True), "bf16", True, False, False),
+    "once": (HopperTile(stages=3, once=True), "bf16", True, False, False),
     "boxes of 128": (HopperTile(box=128), "bf16", False, False, False),
     "without roles": (HopperTile(stages=3, roles=False), "bf16", True, True, True),
     "steps of 64": (HopperTile(box=32, keys=64, stages=4), "bf16", True, False, False),

@@ -330,6 +330,8 @@ TILES = {
     "boxes of 32, three stages": HopperTile(box=32, stages=3),
     "turns": HopperTile(turns=True),
     "late": HopperTile(late=True, stages=3),
+    "once": HopperTile(once=True, stages=3),
+    "once, turns, two stages": HopperTile(once=True, turns=True, late=True),
     "a program an item": HopperTile(persistent=False),
     "without roles": HopperTile(roles=False, stages=3),
     "without roles, boxes of 32": HopperTile(roles=False, box=32),

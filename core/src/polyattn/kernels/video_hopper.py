@@ -48,6 +48,7 @@ class HopperTile(NamedTuple):
     roles       a warp that copies, and two groups with 64 rows each; else all do all, and the rest does not count
     turns       whether the two groups of warps take turns with their products
     late        whether sums shrink behind the start of the next products, not before
+    once        whether keys and values are given back at once: with fewer barriers, but later
     copying     registers of a thread that copies; what is left of 504 the two others share
     persistent  as many programs as the device has multiprocessors; else one for each 128 rows
     """
@@ -58,6 +59,7 @@ class HopperTile(NamedTuple):
     roles: bool = True
     turns: bool = False
     late: bool = False
+    once: bool = False
     copying: int = 24
     persistent: bool = True
 
@@ -155,7 +157,7 @@ def start(
         width, listed.every, listed.used, listed.used, queries.number, parts, heads, heads // kv_heads, items,
         factors.outer,
         UNIT=unit, SIGN=sign_of(scale), EVERY=listed.every > 0, BOX=tile.box, KEYS=tile.keys, STAGES=tile.stages,
-        TURNS=tile.turns, LATE=tile.late, COPYING=tile.copying, num_warps=4 if tile.roles else 8,
+        TURNS=tile.turns, LATE=tile.late, ONCE=tile.once, COPYING=tile.copying, num_warps=4 if tile.roles else 8,
         enable_fp_fusion=factors.fused,
     )  # fmt: skip
 

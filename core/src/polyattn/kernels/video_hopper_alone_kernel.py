@@ -45,7 +45,7 @@ def _step(
     acc = warpgroup_mma(weights, v_tiles.index(before), acc, is_async=True)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     if step + STAGES < count:
-        copy(k_described, k_tiles, k_full, None, step + STAGES, line, boxes, step + STAGES, EVERY, BOX, KEYS, STAGES)
+        copy(k_described, k_tiles, k_full, None, step + STAGES, 0, line, boxes, step + STAGES, EVERY, BOX, KEYS, STAGES)
     if SOME:
         scores = hidden(scores, boxes, step, EVERY, BOX, KEYS, SCORES)
     new, shrink, total, peak = weighed(scores, total, peak, outer, SOME)
@@ -54,7 +54,7 @@ def _step(
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
     next_one = step - 1 + STAGES
     if next_one < count:
-        copy(v_described, v_tiles, v_full, None, next_one, line, boxes, next_one, EVERY, BOX, KEYS, STAGES)
+        copy(v_described, v_tiles, v_full, None, next_one, 0, line, boxes, next_one, EVERY, BOX, KEYS, STAGES)
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
     return acc, gl.convert_layout(new.to(weights.dtype), gl.DotOperandLayout(0, ACC, 2)), total, peak
 
@@ -65,9 +65,9 @@ def listed_hopper_alone(
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
     width, every, used, lines, blocks, parts, heads, group, items, outer,
     UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, COPYING: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
-    """As `listed_hopper`, for eight warps and an item a program; TURNS, LATE and COPYING say nothing here."""
+    """As `listed_hopper`, for eight warps and an item a program; TURNS, LATE, ONCE and COPYING say nothing here."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, KEYS, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, WIDTH, 16])
     MOVED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0])
@@ -89,8 +89,8 @@ def listed_hopper_alone(
         line = ((sample * (heads // group) + head // group) * lines).to(gl.int32)
         for step in gl.static_range(STAGES):
             if step < count:
-                copy(k_described, k_tiles, k_full, None, step, line, boxes, step, EVERY, BOX, KEYS, STAGES)
-                copy(v_described, v_tiles, v_full, None, step, line, boxes, step, EVERY, BOX, KEYS, STAGES)
+                copy(k_described, k_tiles, k_full, None, step, 0, line, boxes, step, EVERY, BOX, KEYS, STAGES)
+                copy(v_described, v_tiles, v_full, None, step, 0, line, boxes, step, EVERY, BOX, KEYS, STAGES)
         q += (sample * q_batch + head * q_head.to(gl.int64)) * UNIT
         queries_in(q, order, place, end, q_row.to(gl.int64) * UNIT, q_tile, ITEM, SIGN, MOVED)
 
@@ -102,7 +102,7 @@ def listed_hopper_alone(
         scores = warpgroup_mma(q_tile, k_tiles.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         if count > STAGES:
-            copy(k_described, k_tiles, k_full, None, STAGES, line, boxes, STAGES, EVERY, BOX, KEYS, STAGES)
+            copy(k_described, k_tiles, k_full, None, STAGES, 0, line, boxes, STAGES, EVERY, BOX, KEYS, STAGES)
         scores = hidden(scores, boxes, 0, EVERY, BOX, KEYS, SCORES)
         new, _, total, peak = weighed(scores, total, peak, outer, True)
         weights = gl.convert_layout(new.to(dtype), gl.DotOperandLayout(0, ACC, 2))

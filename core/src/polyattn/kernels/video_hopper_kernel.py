@@ -34,7 +34,7 @@ ROWS, REGISTERS = gl.constexpr(64), gl.constexpr(504)
 def _copies(
     k_described, v_described, tiles, barriers, tables, list_batch, list_head, width, every, used, lines, blocks, parts,
     heads, group, items,
-    EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """What the copying warp does: keys of a step, then values of the step before, as they are asked for."""
     k_tiles, v_tiles = tiles[1], tiles[2]
@@ -49,12 +49,14 @@ def _copies(
         line = ((sample * (heads // group) + head // group) * lines).to(gl.int32)
         for step in range(count + 1):
             if step < count:
-                copy(k_described, k_tiles, k_full, k_empty, done + step, line, boxes, step, EVERY, BOX, KEYS, STAGES)
+                number = done + step
+                copy(k_described, k_tiles, k_full, k_empty, number, number, line, boxes, step, EVERY, BOX, KEYS, STAGES)
             if step > 0:
                 before = step - 1
-                copy(
-                    v_described, v_tiles, v_full, v_empty, done + before, line, boxes, before, EVERY, BOX, KEYS, STAGES
-                )
+                number = done + before
+                # given back with the keys of the step behind
+                free, freed = (k_empty, number + 1) if ONCE else (v_empty, number)
+                copy(v_described, v_tiles, v_full, free, number, freed, line, boxes, before, EVERY, BOX, KEYS, STAGES)
         done += count
 
 
@@ -62,11 +64,13 @@ def _copies(
 def _step(
     acc, weights, shrink, total, peak, q_tile, tiles, barriers, number, turn, boxes, step, outer,
     HALF: gl.constexpr, SOME: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, SCORES: gl.constexpr, ACC: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr, SCORES: gl.constexpr,
+    ACC: gl.constexpr,
 ):  # fmt: skip
     """Scores of step `number`; the values of the step before by its `weights` go into `acc` while these are taken in.
 
     TURNS  one group starts its products while the other takes in its scores
+    ONCE   keys of a step and values of the step before are given back at once, which takes fewer barriers, but later
     LATE   `acc` shrinks behind the start of the next scores' product, not before
     """
     _, k_tiles, v_tiles = tiles
@@ -84,14 +88,18 @@ def _step(
     if TURNS:
         mbarrier.arrive(turns.index(1 - HALF), count=1)
     scores = warpgroup_mma_wait(1, deps=(scores,))
-    mbarrier.arrive(k_empty.index(slot), count=1)
+    if not ONCE:
+        mbarrier.arrive(k_empty.index(slot), count=1)
     if SOME:
         scores = hidden(scores, boxes, step, EVERY, BOX, KEYS, SCORES)
     new, shrink, total, peak = weighed(scores, total, peak, outer, SOME)
     # here, not before their products: without a branch between them, ptxas waits for `acc` before it weighs the scores
     mbarrier.wait(v_full.index(slot), number // STAGES & 1)
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
-    mbarrier.arrive(v_empty.index(before), count=1)
+    if ONCE:
+        mbarrier.arrive(k_empty.index(slot), count=1)
+    else:
+        mbarrier.arrive(v_empty.index(before), count=1)
     if not LATE:
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
     return acc, gl.convert_layout(new.to(weights.dtype), gl.DotOperandLayout(0, ACC, 2)), shrink, total, peak
@@ -99,7 +107,7 @@ def _step(
 
 @gluon.jit
 def _idle(
-    barriers, done, turn, count, HALF: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr
+    barriers, done, turn, count, HALF: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, ONCE: gl.constexpr
 ):  # fmt: skip
     """What a group without rows owes the others."""
     k_full, k_empty, v_full, v_empty, turns = barriers
@@ -111,15 +119,16 @@ def _idle(
         if TURNS and step > 0:
             mbarrier.wait(turns.index(HALF), ((turn + step - 1) & 1) ^ (1 - HALF))
             mbarrier.arrive(turns.index(1 - HALF), count=1)
-        mbarrier.wait(v_full.index(slot), number // STAGES & 1)
-        mbarrier.arrive(v_empty.index(slot), count=1)
+        if not ONCE:
+            mbarrier.wait(v_full.index(slot), number // STAGES & 1)
+            mbarrier.arrive(v_empty.index(slot), count=1)
 
 
 @gluon.jit
 def _answer(
     q, out, lse, gate, coarse, order, place, end, q_row, o_row, g_row, tiles, barriers, done, turn, boxes, count, outer,
     HALF: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """Rows [place, place + ROWS) of a block that ends at `end`, from their queries to their output."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -146,12 +155,12 @@ def _answer(
     for step in range(1, seen):
         acc, weights, shrink, total, peak = _step(
             acc, weights, shrink, total, peak, q_tile, tiles, barriers, done + step, turn + step - 1, boxes, step,
-            outer, HALF, False, EVERY, BOX, KEYS, STAGES, TURNS, LATE, SCORES, ACC,
+            outer, HALF, False, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE, SCORES, ACC,
         )  # fmt: skip
     for step in range(seen, count):
         acc, weights, shrink, total, peak = _step(
             acc, weights, shrink, total, peak, q_tile, tiles, barriers, done + step, turn + step - 1, boxes, step,
-            outer, HALF, True, EVERY, BOX, KEYS, STAGES, TURNS, LATE, SCORES, ACC,
+            outer, HALF, True, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE, SCORES, ACC,
         )  # fmt: skip
     slot = (done + count - 1) % STAGES
     if LATE:
@@ -161,7 +170,8 @@ def _answer(
     live, rows = live_rows(order, place, end, ROWS, gl.SliceLayout(1, MOVED))
     mine, targets = live_rows(order, place, end, ROWS, gl.SliceLayout(1, ACC))
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
-    mbarrier.arrive(v_empty.index(slot), count=1)
+    if not ONCE:
+        mbarrier.arrive(v_empty.index(slot), count=1)
     output(out, lse, gate, coarse, acc, total, peak, live, rows, mine, targets, o_row, g_row, q_tile, ACC, MOVED)
 
 
@@ -170,7 +180,7 @@ def _answers(
     q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers, tables,
     list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
     HALF: gl.constexpr, UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does: the first or the second ROWS rows of each item."""
     starts, ends, steps, taken = tables
@@ -197,10 +207,10 @@ def _answers(
             _answer(
                 q_part, out_part, lse_part, gate_part, coarse_part, order, place, end, q_row.to(gl.int64) * UNIT,
                 o_row.to(gl.int64) * UNIT, g_row.to(gl.int64) * UNIT, tiles, barriers, done, turn, boxes, count, outer,
-                HALF, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE,
+                HALF, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
             )  # fmt: skip
         else:
-            _idle(barriers, done, turn, count, HALF, STAGES, TURNS)
+            _idle(barriers, done, turn, count, HALF, STAGES, TURNS, ONCE)
         done += count
         turn += gl.maximum(count - 1, 0)
 
@@ -211,14 +221,14 @@ def listed_hopper(
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
     width, every, used, lines, blocks, parts, heads, group, items, outer,
     UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, COPYING: gl.constexpr,
+    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
     """Items are 128 rows of a query block: parts fastest, then blocks, heads, samples; a program takes every n-th.
 
     As `listed_kernel` but for these; all head dims are 128, and rows of keys behind a partial box must be finite.
     k_described, v_described  boxes [BOX, PANEL] of k and v, packed in the order of places, as rows of WIDTH
     BOX, KEYS, STAGES         `steps` are of BOX keys; a program takes KEYS at once, and has so many of those in flight
-    TURNS, LATE               as `_step` has them
+    TURNS, LATE, ONCE         as `_step` has them
     COPYING                   registers of a thread that copies
     """
     dtype: gl.constexpr = k_described.dtype
@@ -249,16 +259,16 @@ def listed_hopper(
             (_answers, (
                 q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
                 tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-                0, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE,
+                0, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
             )),
             (_answers, (
                 q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
                 tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-                1, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE,
+                1, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
             )),
             (_copies, (
                 k_described, v_described, tiles, barriers, tables, list_batch, list_head, width, every, used, lines,
-                blocks, parts, heads, group, items, EVERY, BOX, KEYS, STAGES,
+                blocks, parts, heads, group, items, EVERY, BOX, KEYS, STAGES, ONCE,
             )),
         ],
         [4, 1],

@@ -89,12 +89,13 @@ def _keys_seen(boxes, box, EVERY: gl.constexpr, BOX: gl.constexpr):
 
 @gluon.jit
 def copy(
-    described, tiles, full, empty, number, line, boxes, step,
+    described, tiles, full, empty, number, freed, line, boxes, step,
     EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Start copying the rows of one step: step `number` of all, and `step` of its list.
 
-    empty  barriers of tiles that are free again, or None where the one asked for is known to be
+    empty  barriers of tiles that are free again, or None where the one asked for is known to be; it is free with that
+           of step `freed`
     """
     BOXES: gl.constexpr = KEYS // BOX
     PANELS: gl.constexpr = WIDTH // PANEL
@@ -109,7 +110,7 @@ def copy(
         row = line + _first_place(boxes, step * BOXES + box, EVERY, BOX)
         rows = rows + (row,)  # noqa: RUF005 - Triton knows no stars
     if empty is not None:
-        mbarrier.wait(empty.index(slot), (number // STAGES & 1) ^ 1)
+        mbarrier.wait(empty.index(freed % STAGES), (freed // STAGES & 1) ^ 1)
     mbarrier.expect(full.index(slot), KEYS * WIDTH * 2)
     for box in gl.static_range(BOXES):
         for panel in gl.static_range(PANELS):
