@@ -158,8 +158,8 @@ def price(machine: Machine, work: Work, ranks: Ranks, strategy: Strategy) -> Cos
     """The cost of a strategy that has as many ranks as there are; ValueError where it cannot be.
 
     >>> from polyattn.distributed.cost_machines import H200
-    >>> wan = Work(rows=32760, heads=40, dim=128)
-    >>> price(H200, wan, Ranks(8), Strategy(ulysses=8)).seconds < price(H200, wan, Ranks(8), Strategy(ring=8)).seconds
+    >>> flux = Work(rows=4608, heads=24, dim=128)
+    >>> price(H200, flux, Ranks(8), Strategy(ulysses=8)).seconds < price(H200, flux, Ranks(8), Strategy(ring=8)).seconds
     True
     """
     why = why_not(work, ranks, strategy)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from polyattn.distributed.cost import Link, Machine
 
 #: The inside link was measured by hand on two H200 (benchmarks/results/distributed_by_hand.json); flops, copy and
-#: launch are fitted to that file's two smaller shapes under Ulysses by `cost_fit.fitted`, rounded; a test compares. The
+#: launch are fitted to that file's two smaller shapes under Ulysses by `cost_fit.fitted`, rounded; a test compares.
+#: (Its two larger ones cannot tell launch from copy: half a percent of their time is more than all launches.) The
 #: cost of a peer and everything across hosts (400 Gbit/s a rank) is ASSUMED: nobody has measured it here.
 H200 = Machine(
     name="H200",
@@ -18,4 +19,7 @@ H200 = Machine(
     across=Link(45e9, 60e-6, per_peer=1e-6),
 )
 #: What a reader must be told of it.
-ASSUMED = "the cost of each further peer, and everything across hosts (45 GB/s a rank, 60 us), is assumed, not measured"
+ASSUMED = (
+    "assumed, not measured: the cost of each further peer, that a ring's transfers do not slow attention down, and all "
+    "figures across hosts (45 GB/s a rank, 60 us)"
+)
