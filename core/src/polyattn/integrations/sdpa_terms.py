@@ -73,7 +73,7 @@ def _spread(mask: torch.Tensor, shape: tuple[int, ...], keys: int) -> torch.Tens
 
 
 def _kept(purpose: Hashable, mask: torch.Tensor, build: Callable[[], S]) -> S:
-    # in inference mode a tensor says not whether it changed, and comparing would read the device once a layer
-    if mask.is_inference() and mask.device.type != "cpu":
+    # in inference mode a tensor does not say whether it changed, and comparing would read the device once a layer
+    if not torch.compiler.is_compiling() and mask.is_inference() and mask.device.type != "cpu":
         return build()
     return derived(purpose, (mask,), build)
