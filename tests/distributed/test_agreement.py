@@ -171,26 +171,28 @@ def test_facts_belong_to_their_signature(pool: Pool) -> None:
 
 
 def comes_late(group: dist.ProcessGroup) -> tuple[float, list[str]]:
+    dist.barrier(group)  # a busy machine may start them apart
     begun = time.monotonic()
     late = dist.get_rank(group) == 1
     if late:
-        time.sleep(3.0)
-    answers = told(group, (CALL | {"test": "late"}, ()), timeout=1.0)
-    return time.monotonic() - begun - 3.0 * late, answers + told(group, (CALL | {"test": "after"}, ()))
+        time.sleep(5.0)
+    answers = told(group, (CALL | {"test": "late"}, ()), timeout=2.0)
+    return time.monotonic() - begun - 5.0 * late, answers + told(group, (CALL | {"test": "after"}, ()))
 
 
 def test_a_missing_rank_is_named_in_time_and_hears_so_when_it_comes(pool: Pool) -> None:
     for seconds, (missing, after) in pool.run(3, f"{HERE}:comes_late", limit=LIMIT):
-        assert missing.startswith("PeerLost: parallel: rank 1 of 3 did not come to a call within 1 s")
+        assert missing.startswith("PeerLost: parallel: rank 1 of 3 did not come to a call within 2 s")
         assert "dtype=bfloat16" in missing
         assert seconds < 30
         assert after == "((), (), ())", "numbers are in step again"
 
 
 def one_dies_before_it_agrees(group: dist.ProcessGroup) -> list[str]:
+    dist.barrier(group)
     if dist.get_rank(group) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    return told(group, (CALL, ()), timeout=1.0)
+    return told(group, (CALL, ()), timeout=2.0)
 
 
 def test_a_killed_rank_is_named_as_missing(pool: Pool) -> None:
@@ -199,11 +201,11 @@ def test_a_killed_rank_is_named_as_missing(pool: Pool) -> None:
     assert caught.value.reports == {2: "the process ended with exit code -9"}
     for rank in (0, 1):
         (text,) = caught.value.results[rank]
-        assert text.startswith("PeerLost: parallel: rank 2 of 3 did not come to a call within 1 s")
+        assert text.startswith("PeerLost: parallel: rank 2 of 3 did not come to a call within 2 s")
 
 
 def within_a_part(group: dist.ProcessGroup) -> list[str]:
-    part = dist.new_group([1, 3], timeout=timedelta(seconds=1))
+    part = dist.new_group([1, 3], timeout=timedelta(seconds=4))
     rank = dist.get_rank(group)
     if rank not in (1, 3):
         return []
@@ -226,7 +228,7 @@ def test_a_part_of_the_ranks_has_numbers_of_its_own_and_its_own_patience(pool: P
     )
     assert (answers[0], answers[2], answers[3]) == ([], [], [differ])
     assert answers[1][0] == differ
-    assert answers[1][1].startswith("PeerLost: parallel: rank 1 of 2 did not come to a call within 1 s")
+    assert answers[1][1].startswith("PeerLost: parallel: rank 1 of 2 did not come to a call within 4 s")
 
 
 def lives_twice(group: dist.ProcessGroup) -> list[str]:
