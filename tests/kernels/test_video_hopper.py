@@ -38,14 +38,19 @@ def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool)
 
     kernel, warps = (listed_hopper, 4) if tile.roles else (listed_hopper_alone, 8)
     types = {one.name: "constexpr" if one.is_constexpr else "i32" for one in kernel.params}
-    types |= dict.fromkeys(("order", "starts", "ends", "steps", "taken"), "*i32")
+    types |= dict.fromkeys(("counter", "order", "starts", "ends", "steps", "taken"), "*i32")
     types |= dict.fromkeys(("k_described", "v_described"), f"tensordesc<{dtype}[{tile.box}, 64],{_LAYOUT}>")
     types |= {"q": f"*{dtype}", "out": f"*{dtype}", "outer": "fp32"}
     constants: dict[str, Any] = {
         "UNIT": 8, "SIGN": 1.0, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
         "TURNS": tile.turns, "LATE": tile.late, "ONCE": tile.once, "COPYING": tile.copying,
     }  # fmt: skip
-    for name, kind, there in (("gate", f"*{dtype}", gated), ("coarse", "*fp32", gated), ("lse", "*fp32", lse)):
+    for name, kind, there in (
+        ("counter", "*i32", tile.persistent and tile.roles),
+        ("gate", f"*{dtype}", gated),
+        ("coarse", "*fp32", gated),
+        ("lse", "*fp32", lse),
+    ):
         types[name] = kind if there else "constexpr"
         if not there:
             constants[name] = None
@@ -68,6 +73,7 @@ def _blocks(cubin: bytes, folder: Path) -> list[str]:
 CASES = {
     "plain": (HopperTile(), "bf16", True, False, False),
     "three stages": (HopperTile(box=32, stages=3), "fp16", False, True, True),
+    "a program an item": (HopperTile(persistent=False), "bf16", True, False, False),
     "turns": (HopperTile(turns=True), "bf16", True, True, True),
     "late": (HopperTile(stages=3, late=True), "bf16", True, False, False),
     "once": (HopperTile(stages=3, once=True), "bf16", True, False, False),

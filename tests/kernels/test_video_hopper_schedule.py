@@ -12,6 +12,7 @@ import math
 import random
 import re
 import threading
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,12 +92,17 @@ class _Memory:
         return _Memory(self.memory, self.offset, self.shape, not self.turned)
 
     def load(self, layout: Any = None) -> torch.Tensor:
+        if len(self.shape) == 1:
+            return self.memory[self.offset : self.offset + self.shape[0]].clone()
         rows, columns = self.shape
         flat = self.memory[self.offset : self.offset + rows * columns]
         value = flat.view(columns // _PANEL, rows, _PANEL).transpose(0, 1).reshape(rows, columns)
         return value.t() if self.turned else value
 
     def store(self, value: torch.Tensor) -> None:
+        if len(self.shape) == 1:
+            self.memory[self.offset : self.offset + self.shape[0]] = value
+            return
         rows, columns = self.shape
         assert value.shape == (rows, columns)
         assert value.dtype == self.dtype
@@ -238,14 +244,21 @@ def _dialect(machine: _Machine) -> dict[str, Any]:
     def allocate(dtype: Any, shape: list[int], layout: Any) -> Any:
         if dtype == torch.int64:
             return _Barriers(machine, shape[0])
-        return _Memory(torch.full((math.prod(shape),), math.nan, dtype=dtype), 0, list(shape))
+        unknown = math.nan if dtype.is_floating_point else -1
+        return _Memory(torch.full((math.prod(shape),), unknown, dtype=dtype), 0, list(shape))
+
+    def atomic_add(pointer: _Pointer, value: int) -> torch.Tensor:
+        with machine.lock:
+            found = pointer.memory[pointer.offset].clone()
+            pointer.memory[pointer.offset] += value
+        return found
 
     class Constant:
         def __new__(cls, value: Any) -> Any:
             return value
 
     layouts = {name: (lambda *a, **k: None) for name in (
-        "NVMMADistributedLayout", "BlockedLayout", "SliceLayout", "DotOperandLayout"
+        "NVMMADistributedLayout", "BlockedLayout", "SliceLayout", "DotOperandLayout", "SwizzledSharedLayout"
     )}  # fmt: skip
     gl = SimpleNamespace(
         constexpr=Constant, shared_memory_descriptor=_Memory, int32=torch.int32, int64=torch.int64,
@@ -253,7 +266,7 @@ def _dialect(machine: _Machine) -> dict[str, Any]:
         load=_load, store=_store, where=where, maximum=pairwise(torch.maximum), minimum=pairwise(torch.minimum),
         max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), exp2=torch.exp2, log2=torch.log2,
         arange=lambda start, end, layout=None: torch.arange(start, end), static_range=range,
-        full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
+        full=lambda shape, value, dtype, layout=None: torch.full(shape, float(value)).to(dtype), atomic_add=atomic_add,
         zeros=lambda shape, dtype, layout=None: torch.zeros(shape, dtype=dtype),
         convert_layout=lambda x, layout: x, allocate_shared_memory=allocate, warp_specialize=machine.specialise,
         **layouts,
@@ -346,30 +359,34 @@ def test_it_is_attention_of_the_listed_blocks(sizes: str, tile: str) -> None:
     rows, every = SIZES[sizes]
     generator = torch.Generator().manual_seed(len(tile))
     used, heads, kv_heads, number = sum(rows), 2, 1, len(rows)
+    samples = 2 if every else 1
     order = torch.randperm(used, generator=generator).int()
     q, k, v, gate = (
-        torch.randn(1, used + 5, size, 128, generator=generator).half() for size in (heads, kv_heads, kv_heads, heads)
+        torch.randn(samples, used + 5, size, 128, generator=generator).half()
+        for size in (heads, kv_heads, kv_heads, heads)
     )
     ends = torch.tensor(rows).cumsum(0).int()
     blocks = Blocks(ends - torch.tensor(rows).int(), ends, max(rows), order)
-    lists = torch.rand(1, heads, number, number, generator=generator).argsort(dim=-1).int()
-    counts = torch.randint(1, number + 1, (1, heads, number), generator=generator).int()
+    lists = torch.rand(samples, heads, number, number, generator=generator).argsort(dim=-1).int()
+    counts = torch.randint(1, number + 1, (samples, heads, number), generator=generator).int()
     counts[0, 0, number - 1] = 0
-    coarse = torch.randn(1, heads, number, 128, generator=generator)
+    coarse = torch.randn(samples, heads, number, 128, generator=generator)
     out = torch.full_like(q, math.nan)
-    lse = torch.full((1, heads, used + 5), math.nan)
+    lse = torch.full((samples, heads, used + 5), math.nan)
     video_hopper.start(
         q, k, v, out, lse, blocks, blocks, Listed(lists, counts, used, every), TILES[tile],
         scale=-0.1, coarse=Coarse(gate, coarse),
     )  # fmt: skip
-    for head in range(heads):
+    for sample, head in product(range(samples), range(heads)):
         for block in range(number):
             mine = order[blocks.starts[block] : blocks.ends[block]].long()
-            listed = range(number) if block < every else lists[0, head, block, : counts[0, head, block]].tolist()
+            listed = (
+                range(number) if block < every else lists[sample, head, block, : counts[sample, head, block]].tolist()
+            )
             keys = torch.cat([order[blocks.starts[one] : blocks.ends[one]] for one in listed] or [order[:0]]).long()
-            scores = -0.1 * q[0, mine, head].double() @ k[0, keys, 0].double().T
-            want = scores.softmax(-1) @ v[0, keys, 0].double() if len(keys) else torch.zeros(len(mine), 128)
-            want = want + gate[0, mine, head].double() * coarse[0, head, block].double()
-            torch.testing.assert_close(out[0, mine, head].double(), want.double(), atol=4e-3, rtol=2e-3)
-            torch.testing.assert_close(lse[0, head, mine].double(), scores.logsumexp(-1), atol=1e-3, rtol=0)
+            scores = -0.1 * q[sample, mine, head].double() @ k[sample, keys, 0].double().T
+            want = scores.softmax(-1) @ v[sample, keys, 0].double() if len(keys) else torch.zeros(len(mine), 128)
+            want = want + gate[sample, mine, head].double() * coarse[sample, head, block].double()
+            torch.testing.assert_close(out[sample, mine, head].double(), want.double(), atol=4e-3, rtol=2e-3)
+            torch.testing.assert_close(lse[sample, head, mine].double(), scores.logsumexp(-1), atol=1e-3, rtol=0)
     assert bool(out[:, used:].isnan().all())

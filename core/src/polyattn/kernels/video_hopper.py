@@ -50,7 +50,8 @@ class HopperTile(NamedTuple):
     late        whether sums shrink behind the start of the next products, not before
     once        whether keys and values are given back at once: with fewer barriers, but later
     copying     registers of a thread that copies; what is left of 504 the two others share
-    persistent  as many programs as the device has multiprocessors; else one for each 128 rows
+    persistent  as many programs as the device has multiprocessors, each of which takes 128 rows whenever it is done
+                with others; else one for each 128 rows
     """
 
     box: int = 64
@@ -148,11 +149,13 @@ def start(
     order = places(q.shape[1], q.device) if queries.order is None else queries.order
     parts = max(1, -(-queries.largest // _ITEM))
     items = parts * queries.number * heads * samples
-    programs = min(items, multiprocessors(q.device)) if tile.persistent and tile.roles else items
+    programs, counter = items, None
+    if tile.persistent and tile.roles:
+        programs, counter = min(items, multiprocessors(q.device)), q.new_zeros(1, dtype=torch.int32)
     launch(
         listed_hopper if tile.roles else listed_hopper_alone, (programs,), q.device,
         q, out, lse, gate, None if coarse is None else coarse.values, described(k_packed, tile.box),
-        described(v_packed, tile.box), order, queries.starts, queries.ends, steps, taken,
+        described(v_packed, tile.box), counter, order, queries.starts, queries.ends, steps, taken,
         *(stride // unit for stride in strides), *((0, 0) if lse is None else lse.stride()[:2]), list_batch, list_head,
         width, listed.every, listed.used, listed.used, queries.number, parts, heads, heads // kv_heads, items,
         factors.outer,

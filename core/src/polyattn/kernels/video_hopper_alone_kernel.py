@@ -61,13 +61,13 @@ def _step(
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=INDICES)
 def listed_hopper_alone(
-    q, out, lse, gate, coarse, k_described, v_described, order, starts, ends, steps, taken,
+    q, out, lse, gate, coarse, k_described, v_described, counter, order, starts, ends, steps, taken,
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
     width, every, used, lines, blocks, parts, heads, group, items, outer,
     UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
-    """As `listed_hopper`, for eight warps and an item a program; TURNS, LATE, ONCE and COPYING say nothing here."""
+    """As `listed_hopper`, for eight warps and an item a program; `counter` and what is behind STAGES say nothing."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, KEYS, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, WIDTH, 16])
     MOVED: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [8, 1], [1, 0])

@@ -32,16 +32,26 @@ ROWS, REGISTERS = gl.constexpr(64), gl.constexpr(504)
 
 @gluon.jit
 def _copies(
-    k_described, v_described, tiles, barriers, tables, list_batch, list_head, width, every, used, lines, blocks, parts,
-    heads, group, items,
+    k_described, v_described, tiles, barriers, telling, counter, tables, list_batch, list_head, width, every, used,
+    lines, blocks, parts, heads, group, items,
     EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """What the copying warp does: keys of a step, then values of the step before, as they are asked for."""
     k_tiles, v_tiles = tiles[1], tiles[2]
     k_full, k_empty, v_full, v_empty = barriers[0], barriers[1], barriers[2], barriers[3]
+    told, told_full, told_empty = telling
     starts, ends, steps, taken = tables
     done = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    asked = 0
+    item = gl.program_id(0)
+    while item < items:
+        following = items
+        if counter is not None:
+            # two are told ahead, so that this warp is never held up by groups that have not come to the end of theirs
+            following = gl.atomic_add(counter, 1) + gl.num_programs(0)
+            mbarrier.wait(told_empty.index(asked % 2), (asked // 2 & 1) ^ 1)
+            told.index(asked % 2).store(gl.full([1], following, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+            mbarrier.arrive(told_full.index(asked % 2), count=1)
         _block, head, sample, _start, _end, boxes, count = item_of(
             item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
             EVERY, BOX, KEYS,
@@ -58,6 +68,8 @@ def _copies(
                 free, freed = (k_empty, number + 1) if ONCE else (v_empty, number)
                 copy(v_described, v_tiles, v_full, free, number, freed, line, boxes, before, EVERY, BOX, KEYS, STAGES)
         done += count
+        asked += 1
+        item = following
 
 
 @gluon.jit
@@ -177,7 +189,8 @@ def _answer(
 
 @gluon.jit
 def _answers(
-    q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers, tables,
+    q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers, telling,
+    counter, tables,
     list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
     HALF: gl.constexpr, UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr,
     KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr,
@@ -189,7 +202,10 @@ def _answers(
     g_batch, g_row, g_head = g_strides
     done = 0
     turn = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+    answered = 0
+    told, told_full, told_empty = telling
+    item = gl.program_id(0)
+    while item < items:
         block, head, sample, place, end, boxes, count = item_of(
             item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
             EVERY, BOX, KEYS,
@@ -213,19 +229,27 @@ def _answers(
             _idle(barriers, done, turn, count, HALF, STAGES, TURNS, ONCE)
         done += count
         turn += gl.maximum(count - 1, 0)
+        if counter is not None:
+            mbarrier.wait(told_full.index(answered % 2), answered // 2 & 1)
+            item = gl.max(told.index(answered % 2).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+            mbarrier.arrive(told_empty.index(answered % 2), count=1)
+            answered += 1
+        else:
+            item = items
 
 
 @gluon.jit(do_not_specialize=RUNTIME, do_not_specialize_on_alignment=INDICES)
 def listed_hopper(
-    q, out, lse, gate, coarse, k_described, v_described, order, starts, ends, steps, taken,
+    q, out, lse, gate, coarse, k_described, v_described, counter, order, starts, ends, steps, taken,
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
     width, every, used, lines, blocks, parts, heads, group, items, outer,
     UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
     STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr, COPYING: gl.constexpr,
 ):  # fmt: skip
-    """Items are 128 rows of a query block: parts fastest, then blocks, heads, samples; a program takes every n-th.
+    """Items are 128 rows of a query block: parts fastest, then blocks, heads, samples.
 
     As `listed_kernel` but for these; all head dims are 128, and rows of keys behind a partial box must be finite.
+    counter                   0, where a program takes another item whenever it is done with one; None: it takes one
     k_described, v_described  boxes [BOX, PANEL] of k and v, packed in the order of places, as rows of WIDTH
     BOX, KEYS, STAGES         `steps` are of BOX keys; a program takes KEYS at once, and has so many of those in flight
     TURNS, LATE, ONCE         as `_step` has them
@@ -248,6 +272,13 @@ def listed_hopper(
         mbarrier.init(v_empty.index(slot), count=2)
     for half in gl.static_range(2):
         mbarrier.init(turns.index(half), count=1)
+    told = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    told_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    told_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(2):
+        mbarrier.init(told_full.index(place), count=1)
+        mbarrier.init(told_empty.index(place), count=2)
+    telling = (told, told_full, told_empty)
     tiles = (q_tiles, k_tiles, v_tiles)
     barriers = (k_full, k_empty, v_full, v_empty, turns)
     tables = (starts, ends, steps, taken)
@@ -258,17 +289,17 @@ def listed_hopper(
         [
             (_answers, (
                 q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
-                tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
+                telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
                 0, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
             )),
             (_answers, (
                 q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
-                tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
+                telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
                 1, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
             )),
             (_copies, (
-                k_described, v_described, tiles, barriers, tables, list_batch, list_head, width, every, used, lines,
-                blocks, parts, heads, group, items, EVERY, BOX, KEYS, STAGES, ONCE,
+                k_described, v_described, tiles, barriers, telling, counter, tables, list_batch, list_head, width,
+                every, used, lines, blocks, parts, heads, group, items, EVERY, BOX, KEYS, STAGES, ONCE,
             )),
         ],
         [4, 1],
