@@ -94,9 +94,11 @@ def main() -> int:
                 usual = video_tile(architecture_of(asked.device), 128, 128, 2, 256, 256)
                 tiles = [usual] + [tile for tile in tiles if tile.stages == 3 and tile.described and tile.block_n == 64]
             tiles += hopper_candidates(volume, asked, record)
-            sweep(volume, tiles, work, asked, record, clock)
+            winner = sweep(volume, tiles, work, asked, record, clock)
             if hopper:
                 print(f"{kept_flops(work) / 1e12:.3f} TFLOP are kept")
+                for tile in {tiles[0]: None, winner: None}:
+                    print(f"{word(tile)}: {kernels_of(called(work, tile))}")
     return record.end(__file__, asked.out)
 
 
@@ -179,6 +181,17 @@ def tried(fields: dict[str, Any]) -> int:
     return 0 if far < 0.05 and same else 1
 
 
+def kernels_of(call: Callable[[], Any]) -> dict[str, float]:
+    """Milliseconds of each kernel of one call, all launches of it together."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    found = {one.key[:40]: round(one.self_device_time_total / 1e3, 3) for one in profile.key_averages()}
+    return {name: took for name, took in sorted(found.items(), key=lambda one: -one[1]) if took > 0.02}
+
+
 def kept_flops(work: Work) -> int:
     """Of the fine branch: 4 * 128 for each pair of a query and a kept key."""
     tiling = work.tiling()
@@ -191,8 +204,8 @@ def kept_flops(work: Work) -> int:
     return int((keys * sizes).sum()) * 4 * work.q.shape[3]
 
 
-def sweep(volume: int, tiles: list[Any], work: Work, asked: Asked, record: Record, clock: Clock) -> None:
-    """Each once, the fastest few in rounds, then how many heads at once."""
+def sweep(volume: int, tiles: list[Any], work: Work, asked: Asked, record: Record, clock: Clock) -> Any:
+    """Each once, the fastest few in rounds, then how many heads at once -> the fastest."""
     refused = compiled_ahead(volume, tiles, asked)
     record.missing.update({f"{volume}: {word(tile)}": why for tile, why in refused.items()})
     calls = {word(tile): called(work, tile) for tile in tiles if tile not in refused}
@@ -216,6 +229,7 @@ def sweep(volume: int, tiles: list[Any], work: Work, asked: Asked, record: Recor
     timings = interleaved(by_heads, clock, seconds=asked.seconds)
     name = f"{usual} heads at once"
     record.compare(f"tiles of {volume}, {word(winner)}: heads", timings, name, usual=usual)
+    return winner
 
 
 def _listed(*args: Any, **rest: Any) -> None:
