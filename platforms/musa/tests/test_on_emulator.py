@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulators.musa.emulated import PREFIX
-from tests.emulators.musa.run_kit import environment
+from tests.emulators.musa.run_kit import ROOM
 
 pytestmark = pytest.mark.emulated
 
@@ -23,14 +22,13 @@ BACKENDS = ("mate", "mudnn", "sdpa", "blocked")
 
 @pytest.mark.parametrize("name", FILES)
 def test_on_the_emulated_device(name: str, tmp_path: Path) -> None:
-    entries = {f"cpu.{PREFIX}{one}": f"tests.emulators.musa.emulated:{PREFIX}{one}" for one in BACKENDS}
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "platforms.musa.tests.emulated_device",
         str(HERE / "on_device" / name),
     ]  # fmt: skip
     done = subprocess.run(
-        command, env=environment(tmp_path, entries) | {"EMULATED_MUSA": "1"}, cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=600,
+        command, env=ROOM.environment(tmp_path, BACKENDS) | {"EMULATED_MUSA": "1"}, cwd=ROOT, capture_output=True,
+        text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout), done.stdout[-2000:]

@@ -7,9 +7,7 @@ A scene is a function `scene_<name>(backend)` of the module, `backend` being the
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -39,16 +37,16 @@ def passed(module: str, scene: str, backend: str, **stack: str) -> None:
 @lru_cache
 def outcomes(module: str, backend: str, stack: str) -> dict[str, str]:
     """Scene -> traceback, from one process for all scenes of the module."""
-    from tests.emulators.rocm.run_kit import PACKAGES, environment
+    from tests.emulators.kit import PACKAGES, has_package
+    from tests.emulators.rocm.run_kit import ROOM
 
-    folders = os.environ.get(PACKAGES, "").split(os.pathsep)
-    here = importlib.util.find_spec("flash_attn") or any((Path(folder) / "flash_attn").is_dir() for folder in folders)
-    if backend.startswith("flash_attn") and not here:
+    if backend.startswith("flash_attn") and not has_package("flash_attn"):
         pytest.skip(f"flash-attn's Python package is not here ({PACKAGES}=FOLDER that has it; the Makefile makes one)")
     with tempfile.TemporaryDirectory() as site:
         done = subprocess.run(
             [sys.executable, "-m", "platforms.rocm.tests.emulated", module, backend, stack],
-            env=environment(Path(site), backend), cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
+            env=ROOM.environment(Path(site), [backend]), cwd=ROOT, capture_output=True, text=True, check=False,
+            timeout=240,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     told: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -59,9 +57,10 @@ def main() -> None:
     """argv: the module, the backend, the machine; a JSON object is the last line of standard output."""
     import torch
 
+    from tests.emulators.kit_worker import rows_by_torch
     from tests.emulators.rocm import stack
     from tests.emulators.rocm.emulated import PREFIX, emulators_of
-    from tests.emulators.rocm.worker import _rows_by_torch, as_rocm_build
+    from tests.emulators.rocm.worker import as_rocm_build
 
     name, backend, machine = sys.argv[1:]
     torch.set_num_threads(1)
@@ -69,7 +68,7 @@ def main() -> None:
         as_rocm_build(passed_for)
         for emulator in emulators_of(backend):
             emulator.install()
-        _rows_by_torch()
+        rows_by_torch()
         module = importlib.import_module(name)
         told = {scene: _told(module, scene, PREFIX + backend) for scene in scenes_of(vars(module))}
     sys.stdout.write("\n" + json.dumps(told) + "\n")

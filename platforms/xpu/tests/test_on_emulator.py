@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulators.xpu.emulated import PREFIX
-from tests.emulators.xpu.run_kit import PACKAGES, environment
+from tests.emulators.kit import PACKAGES, has_package
+from tests.emulators.xpu.run_kit import ROOM
 
 pytestmark = pytest.mark.emulated
 
@@ -22,25 +21,17 @@ FILES = sorted(path.name for path in (HERE / "on_device").glob("test_*.py"))
 BACKENDS = ("vllm_xpu", "ipex", "sdpa", "blocked")
 
 
-def package_is_here() -> bool:
-    folders = os.environ.get(PACKAGES, "").split(os.pathsep)
-    return importlib.util.find_spec("vllm_xpu_kernels") is not None or any(
-        (Path(folder) / "vllm_xpu_kernels").is_dir() for folder in folders if folder
-    )
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_on_the_emulated_device(name: str, tmp_path: Path) -> None:
-    if not package_is_here():
+    if not has_package("vllm_xpu_kernels"):
         pytest.skip(f"pip install --no-deps vllm-xpu-kernels==0.1.16.2, or {PACKAGES}=FOLDER that has its Python files")
-    entries = {f"cpu.{PREFIX}{one}": f"tests.emulators.xpu.emulated:{PREFIX}{one}" for one in BACKENDS}
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "platforms.xpu.tests.emulated_device",
         str(HERE / "on_device" / name),
     ]  # fmt: skip
     done = subprocess.run(
-        command, env=environment(tmp_path, entries) | {"EMULATED_XPU": "1"}, cwd=ROOT, capture_output=True, text=True,
-        check=False, timeout=600,
+        command, env=ROOM.environment(tmp_path, BACKENDS) | {"EMULATED_XPU": "1"}, cwd=ROOT, capture_output=True,
+        text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed", done.stdout), done.stdout[-2000:]

@@ -1,6 +1,5 @@
 """The MUSA backends that run on emulators, as backends of the CPU: `cpu:musa_sdpa` has the slots of `musa:sdpa`.
 
-A backend's check is asked about the card passed for in the place of the CPU; what it requires is taken as installed.
 That a tensor is on the card, no CPU tensor can tell: test_devices.py asks that of fake ones.
 """
 
@@ -8,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
-from polyattn.vendor import Backend, Machine, Request
+from polyattn.vendor import Backend, Machine
 from tests.emulators.musa.stack import VERSIONS, current
+from tests.emulators.on_cpu import backend_on_cpu
 
 #: Backend -> the emulators it needs, modules of this folder with `install()` and VERSIONS.
 EMULATORS: dict[str, tuple[str, ...]] = {
@@ -45,19 +44,7 @@ def machine(backend: str) -> Machine:
 
 def backend_of(name: str) -> Backend:
     """The MUSA backend of that name, as one of the CPU; LookupError where the platform has none, or a stranger."""
-    from polyattn_musa.backends import BACKENDS
-
-    found = {backend.name: backend for backend in BACKENDS}
-    if name not in found:
-        raise LookupError(f"musa:{name}: no such backend here; there are {', '.join(found)}")
-    known = machine(name)
-    if missing := [need.package for need in found[name].requires if need.package not in known.versions]:
-        raise LookupError(f"{name} requires {', '.join(missing)}, which its emulators do not pass for")
-    return replace(found[name], name=f"{PREFIX}{name}", requires=(), check=partial(_check, found[name], known))
-
-
-def _check(backend: Backend, known: Machine, request: Request, here: Machine) -> tuple[str, ...]:
-    return backend.check(replace(request, device="musa:0"), known)
+    return backend_on_cpu(name, machine(name))
 
 
 def __getattr__(name: str) -> Callable[[], Backend]:

@@ -6,7 +6,8 @@ import importlib
 
 import pytest
 
-from tests.emulators.musa.run_kit import WorkerFailedError, run_kit
+from tests.emulators.kit import WorkerFailedError
+from tests.emulators.musa.run_kit import run_kit
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 

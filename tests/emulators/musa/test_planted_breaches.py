@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.emulators.kit import ROOT
 from tests.emulators.musa.planted import PLANTED, PREFIX
-from tests.emulators.musa.run_kit import ROOT, environment
+from tests.emulators.musa.run_kit import ROOM
 
 pytestmark = pytest.mark.emulated
 
@@ -32,9 +33,9 @@ HONEST = ("honest", "left_on_cpu", "honest_documents")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     module = "tests.emulators.musa.planted"
-    entries = {f"cpu.{PREFIX}{name}": f"{module}:{PREFIX}{name}" for name in PLANTED}
+    entries = {f"cpu.{PREFIX}{name}": f"planted:{PREFIX}{name}" for name in PLANTED}
     command = [sys.executable, "-m", "tests.emulators.xpu.planted_worker", module, "tests.emulators.musa.stack"]
-    env = environment(tmp_path_factory.mktemp("site"), entries)
+    env = ROOM.environment_of(tmp_path_factory.mktemp("site"), entries)
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

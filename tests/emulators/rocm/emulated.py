@@ -1,18 +1,14 @@
-"""The ROCm backends that run on emulators, as backends of the CPU: `cpu:rocm_aiter` has the slots of `rocm:aiter`.
-
-A backend's check is asked about the device passed for in the place of the CPU, and what it requires is taken as
-installed.
-"""
+"""The ROCm backends that run on emulators, as backends of the CPU: `cpu:rocm_aiter` has the slots of `rocm:aiter`."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
-from polyattn.vendor import Backend, Machine, Request
+from polyattn.vendor import Backend, Machine
+from tests.emulators.on_cpu import backend_on_cpu
 from tests.emulators.rocm import stack
 
 #: Backend -> the emulators that it needs, modules with `install()`; those of this room have VERSIONS and ENV, what they
@@ -52,20 +48,8 @@ def machine(backend: str) -> Machine:
 
 
 def backend_of(name: str) -> Backend:
-    """The ROCm backend of that name, as a backend of the CPU; LookupError where the platform has none."""
-    from polyattn_rocm.backends import BACKENDS
-
-    found = {backend.name: backend for backend in BACKENDS}
-    if name not in found:
-        raise LookupError(f"rocm:{name}: no such backend here; there are {', '.join(found)}")
-    known = machine(name)
-    if missing := [need.package for need in found[name].requires if need.package not in known.versions]:
-        raise LookupError(f"{name} requires {', '.join(missing)}, which its emulators do not pass for")
-    return replace(found[name], name=f"{PREFIX}{name}", requires=(), check=partial(_check, found[name], known))
-
-
-def _check(backend: Backend, known: Machine, request: Request, here: Machine) -> tuple[str, ...]:
-    return backend.check(replace(request, device="cuda:0"), known)
+    """The ROCm backend of that name, as one of the CPU; LookupError where the platform has none, or a stranger."""
+    return backend_on_cpu(name, machine(name))
 
 
 def __getattr__(name: str) -> Callable[[], Backend]:

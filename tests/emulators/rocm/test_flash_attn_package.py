@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.emulators.rocm.run_kit import OURS, PACKAGES, ROOT
+from tests.emulators.kit import PACKAGES, ROOT, has_package
+from tests.emulators.rocm.run_kit import ROOM
 
 pytestmark = pytest.mark.emulated
 
@@ -27,18 +27,15 @@ TRITON_SCENES = (
 
 def run(function: str, *emulators: str, **env: str) -> subprocess.CompletedProcess[str]:
     need_package()
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    path = os.pathsep.join(filter(None, (str(ROOT), clean.get(PACKAGES))))
-    clean |= {"PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"} | env
     command = [sys.executable, "-m", "tests.emulators.rocm.scene", function, *emulators]
-    return subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    with TemporaryDirectory() as site:
+        clean = ROOM.environment(Path(site), []) | env
+        return subprocess.run(command, env=clean, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
 def need_package() -> None:
     """Skip where flash_attn's Python package is not in reach."""
-    folders = os.environ.get(PACKAGES, "").split(os.pathsep)
-    here = any((Path(folder) / "flash_attn").is_dir() for folder in folders)
-    if not here and importlib.util.find_spec("flash_attn") is None:
+    if not has_package("flash_attn"):
         pytest.skip(f"flash_attn's Python package is not here ({COMMAND}; or {PACKAGES}=FOLDER that has it)")
 
 

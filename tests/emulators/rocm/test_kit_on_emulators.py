@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.emulators.kit import WorkerFailedError
 from tests.emulators.rocm.emulated import EMULATORS, backend_of
-from tests.emulators.rocm.run_kit import WorkerFailedError, run_kit
+from tests.emulators.rocm.run_kit import run_kit
 from tests.emulators.rocm.test_flash_attn_package import need_package
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]

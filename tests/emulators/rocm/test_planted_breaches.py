@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.emulators.kit import ROOT
 from tests.emulators.rocm.planted import PLANTED, PREFIX
-from tests.emulators.rocm.run_kit import ROOT, environment
+from tests.emulators.rocm.run_kit import ROOM
 from tests.emulators.rocm.test_flash_attn_package import need_package
 
 pytestmark = pytest.mark.emulated
@@ -39,10 +40,10 @@ def found(on: str) -> dict[str, Any]:
     if on != "aiter":
         need_package()
     names = [name for name, claims in PLANTED.items() if claims.on == on]
-    entries = {f"cpu.{PREFIX}{name}": f"tests.emulators.rocm.planted:{PREFIX}{name}" for name in names}
+    entries = {f"cpu.{PREFIX}{name}": f"planted:{PREFIX}{name}" for name in names}
     command = [sys.executable, "-m", "tests.emulators.rocm.planted_worker", on]
     with TemporaryDirectory() as site:
-        env = environment(Path(site), on, entries)
+        env = ROOM.environment_of(Path(site), entries, [on])
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,18 +1,17 @@
 """The XPU backends that run on emulators, as backends of the CPU: `cpu:xpu_sdpa` has the slots of `xpu:sdpa`.
 
-A backend's check is asked about the device passed for in the place of the CPU, and what it requires is taken as
-installed. That a tensor is on the device, no CPU tensor can tell: test_devices.py asks that of fake ones.
+That a tensor is on the device, no CPU tensor can tell: test_devices.py asks that of fake ones.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
-from polyattn.vendor import Backend, Machine, Request
+from polyattn.vendor import Backend, Machine
+from tests.emulators.on_cpu import backend_on_cpu
 from tests.emulators.xpu.stack import current
 
 #: Backend -> the emulators it needs, modules of this folder with `install()` and VERSIONS.
@@ -47,20 +46,8 @@ def machine(backend: str) -> Machine:
 
 
 def backend_of(name: str) -> Backend:
-    """The XPU backend of that name, as a backend of the CPU; LookupError where the platform has none, or a stranger."""
-    from polyattn_xpu.backends import BACKENDS
-
-    found = {backend.name: backend for backend in BACKENDS}
-    if name not in found:
-        raise LookupError(f"xpu:{name}: no such backend here; there are {', '.join(found)}")
-    known = machine(name)
-    if missing := [need.package for need in found[name].requires if need.package not in known.versions]:
-        raise LookupError(f"{name} requires {', '.join(missing)}, which its emulators do not pass for")
-    return replace(found[name], name=f"{PREFIX}{name}", requires=(), check=partial(_check, found[name], known))
-
-
-def _check(backend: Backend, known: Machine, request: Request, here: Machine) -> tuple[str, ...]:
-    return backend.check(replace(request, device="xpu:0"), known)
+    """The XPU backend of that name, as one of the CPU; LookupError where the platform has none, or a stranger."""
+    return backend_on_cpu(name, machine(name))
 
 
 def __getattr__(name: str) -> Callable[[], Backend]:

@@ -1,103 +1,36 @@
 """The conformance kit over an XPU backend whose packages are emulated on the CPU, on a device that the caller names.
 
-    EMULATED_PACKAGES=FOLDER python -m tests.emulators.xpu.run_kit vllm_xpu --device PTL --structures dense,packed
+    EMULATED_PACKAGES=FOLDER python -m tests.emulators.xpu.run_kit xpu:vllm_xpu --device PTL --structures dense,packed
 
 What passes here is our call into the vendor's packages and what we make of their answers; no kernel of theirs runs.
+The report says under "ops" how often each emulated kernel ran.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from tests.emulators.xpu.emulated import EMULATORS, PREFIX, STACKS
+from tests.emulators.kit import Room
+from tests.emulators.xpu.emulated import EMULATORS, STACKS
 from tests.emulators.xpu.releases import DEVICES, TORCH
-
-ROOT = Path(__file__).parents[3]
-#: Folders with the vendor's real Python package, where it is not installed.
-PACKAGES = "EMULATED_PACKAGES"
+from tests.emulators.xpu.stack import Stack
 
 
-class WorkerFailedError(RuntimeError):
-    """The process that runs the kit did not answer; its errors are the text."""
+def _variables(backend: str) -> dict[str, str]:
+    return {"TRITON_INTERPRET": "1"} if backend == "triton" else {}
 
 
-def run_kit(
-    backend: str,
-    *,
-    structures: Sequence[str] | None = None,
-    dtypes: Sequence[str] = ("bfloat16", "float16", "float32"),
-    named: str = "",
-    verbose: bool = False,
-    **stack: Any,
-) -> dict[str, Any]:
-    """The kit's report (`polyattn.testing.Report.as_dict`) of one emulated backend, from a process of its own.
-
-    `stack` has the fields of stack.Stack; lint is on unless it says otherwise. The report has two entries more: "ops",
-    how often each emulated kernel ran, and "lints", what lint mode objected to, swallowed or not.
-    """
-    asked = {
-        "backend": backend, "structures": structures, "dtypes": list(dtypes), "named": named, "verbose": verbose,
-        "stack": {"lint": True} | STACKS.get(backend, {}) | stack,
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as site:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.emulators.xpu.worker", json.dumps(asked)],
-            env=environment(Path(site), {f"cpu.{PREFIX}{backend}": f"tests.emulators.xpu.emulated:{PREFIX}{backend}"}),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=None if verbose else subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise WorkerFailedError(f"{backend}: the worker ended with {done.returncode}\n{done.stderr or ''}")
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
-
-
-def environment(site: Path, entries: dict[str, str]) -> dict[str, str]:
-    """Variables of a process that has these backends installed in `site`, by their entry points."""
-    info = site / "emulated_xpu-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 1.0\n")
-    (info / "RECORD").write_text("")
-    lines = [f"{name} = {target}" for name, target in entries.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[polyattn.backends]", *lines, ""]))
-    ours = ("POLYATTN_", "VLLM_XPU_", "TRITON_")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    if any(name == f"cpu.{PREFIX}triton" for name in entries):
-        clean["TRITON_INTERPRET"] = "1"
-    path = os.pathsep.join(filter(None, (str(ROOT), str(site), clean.get(PACKAGES))))
-    return clean | {"PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+ROOM = Room("xpu", tuple(EMULATORS), ("VLLM_XPU_", "TRITON_"), variables=_variables, stacks=STACKS)
+run_kit = ROOM.run_kit
 
 
 def main() -> int:
-    """The command line; the exit status is 0 where the report is ok."""
-    parser = argparse.ArgumentParser(prog="python -m tests.emulators.xpu.run_kit", description=__doc__)
-    parser.add_argument("backend", choices=EMULATORS)
-    parser.add_argument("--structures", type=_words, help="such as dense,packed (default: all, and the claims too)")
-    parser.add_argument("--dtypes", type=_words, default=("bfloat16", "float16", "float32"))
-    parser.add_argument("--named", default="", help="only cases whose name has this")
-    parser.add_argument("--device", choices=DEVICES, default="BMG-G21")
-    parser.add_argument("--torch", choices=TORCH, default=argparse.SUPPRESS)
-    parser.add_argument("--no-lint", action="store_false", dest="lint", help="go on where the vendor would")
-    parser.add_argument("--verbose", action="store_true", help="name each case on standard error before it runs")
-    report = run_kit(**vars(parser.parse_args()))
-    json.dump(report, sys.stdout, indent=1)
-    sys.stdout.write("\n")
-    return 0 if report["ok"] else 1
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+    """The command line."""
+    parser = ROOM.command_line(__doc__)
+    parser.add_argument("--device", choices=DEVICES, default=Stack.device)
+    parser.add_argument("--torch", choices=TORCH, default=argparse.SUPPRESS)  # the backend's own, where it has one
+    return ROOM.main(parser)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.emulators.kit import ROOT
 from tests.emulators.xpu.on_fakes import VENDORS
-from tests.emulators.xpu.run_kit import ROOT, environment
+from tests.emulators.xpu.run_kit import ROOM
 
 pytestmark = pytest.mark.emulated
 
@@ -20,7 +21,7 @@ REFUSED = "UnsupportedRequest"
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_nothing_stays_on_the_cpu(vendor: str, tmp_path: Any) -> None:
-    env = environment(tmp_path, {})
+    env = ROOM.environment(tmp_path, [])
     entry = f"[polyattn.platforms]\nfake{vendor} = tests.emulators.xpu.on_fakes:{vendor}\n"
     (tmp_path / "emulated_xpu-1.0.dist-info" / "entry_points.txt").write_text(entry)
     command = [sys.executable, "-m", "tests.emulators.xpu.on_fakes", vendor]

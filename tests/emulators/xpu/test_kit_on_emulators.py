@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from pathlib import Path
+import importlib
 
 import pytest
 
-from tests.emulators.xpu.run_kit import PACKAGES, WorkerFailedError, run_kit
+from tests.emulators.kit import PACKAGES, WorkerFailedError, has_package
+from tests.emulators.xpu.run_kit import run_kit
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
@@ -67,11 +66,7 @@ def test_a_backend_that_is_not_here_is_an_error() -> None:
 
 def _need_package(backend: str) -> None:
     """The kit of vllm_xpu runs the vendor's own Python; everything else is all here."""
-    if backend != "vllm_xpu":
-        return
-    folders = list(filter(None, os.environ.get(PACKAGES, "").split(os.pathsep)))
-    here = any((Path(folder) / "vllm_xpu_kernels").is_dir() for folder in folders)
-    if not here and importlib.util.find_spec("vllm_xpu_kernels") is None:
+    if backend == "vllm_xpu" and not has_package("vllm_xpu_kernels"):
         pytest.skip(
             f"{backend}: pip install --no-deps --target FOLDER vllm-xpu-kernels==0.1.16.2, and {PACKAGES}=FOLDER"
         )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.emulators.kit import PACKAGES, ROOT, has_package
 from tests.emulators.xpu.planted import PLANTED, PREFIX
-from tests.emulators.xpu.run_kit import PACKAGES, ROOT, environment
+from tests.emulators.xpu.run_kit import ROOM
 
 pytestmark = pytest.mark.emulated
 
@@ -34,14 +32,12 @@ BREACHES = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folders = list(filter(None, os.environ.get(PACKAGES, "").split(os.pathsep)))
-    here = any((Path(folder) / "vllm_xpu_kernels").is_dir() for folder in folders)
-    if not here and importlib.util.find_spec("vllm_xpu_kernels") is None:
+    if not has_package("vllm_xpu_kernels"):
         pytest.skip(f"pip install --no-deps --target FOLDER vllm-xpu-kernels==0.1.16.2, and {PACKAGES}=FOLDER")
     module = "tests.emulators.xpu.planted"
-    entries = {f"cpu.{PREFIX}{name}": f"{module}:{PREFIX}{name}" for name in PLANTED}
+    entries = {f"cpu.{PREFIX}{name}": f"planted:{PREFIX}{name}" for name in PLANTED}
     command = [sys.executable, "-m", "tests.emulators.xpu.planted_worker", module, "tests.emulators.xpu.stack"]
-    env = environment(tmp_path_factory.mktemp("site"), entries)
+    env = ROOM.environment_of(tmp_path_factory.mktemp("site"), entries)
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -14,9 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 
 from polyattn.reference import reference_attention
+from tests.emulators.kit import PACKAGES
 from tests.emulators.xpu import vllm_fa2
 from tests.emulators.xpu.releases import KERNELS, SCHEMAS
-from tests.emulators.xpu.run_kit import PACKAGES
 from tests.emulators.xpu.stack import LintError, using
 
 pytestmark = pytest.mark.emulated

@@ -6,6 +6,7 @@ mask, lengths that only the device knows) is `blocked`'s.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -62,10 +63,19 @@ BLOCKED = Backend(
 BACKENDS: tuple[Backend, ...] = (SDPA, BLOCKED)
 
 
-def generic_backends() -> tuple[Backend, ...]:
-    """`sdpa` and `blocked` for any device of torch.
+def generic_backends(dtypes: frozenset[str] | None = None) -> tuple[Backend, ...]:
+    """`sdpa` and `blocked` for any device of torch; `dtypes` are those that the device computes in (None: all theirs).
 
     >>> [backend.name for backend in generic_backends()]
     ['sdpa', 'blocked']
+    >>> sdpa, _ = generic_backends(frozenset({"float16"}))
+    >>> {slot.features.dtypes for slot in sdpa.slots}
+    {frozenset({'float16'})}
     """
-    return BACKENDS
+    return BACKENDS if dtypes is None else tuple(_computing_in(dtypes, backend) for backend in BACKENDS)
+
+
+def _computing_in(dtypes: frozenset[str], backend: Backend) -> Backend:
+    features = [replace(slot.features, dtypes=slot.features.dtypes & dtypes) for slot in backend.slots]
+    slots = tuple(replace(slot, features=known) for slot, known in zip(backend.slots, features, strict=True))
+    return replace(backend, slots=slots)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from polyattn.vendor import Backend, flex_backend, generic_backends, installed_versions, triton_backend
 from polyattn_rocm import aiter, flash_attn, flash_attn_triton, torch_varlen
 
@@ -11,14 +9,6 @@ from polyattn_rocm import aiter, flash_attn, flash_attn_triton, torch_varlen
 DTYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
 #: Under which names releases of torch for ROCm bring Triton.
 TRITON = ("pytorch-triton-rocm", "triton-rocm", "triton")
-
-
-def _of_these_devices(backend: Backend) -> Backend:
-    """One of the core's portable backends, with the dtypes that these devices have."""
-    features = [replace(slot.features, dtypes=slot.features.dtypes & DTYPES) for slot in backend.slots]
-    slots = tuple(replace(slot, features=known) for slot, known in zip(backend.slots, features, strict=True))
-    return replace(backend, slots=slots)
-
 
 _triton = next(iter(installed_versions(TRITON)), TRITON[-1])
 
@@ -29,5 +19,5 @@ BACKENDS: tuple[Backend, ...] = (
     torch_varlen.backend(),
     triton_backend(_triton),
     flex_backend(_triton, "torch's ROCm wheels bring it"),
-    *(_of_these_devices(backend) for backend in generic_backends()),
+    *generic_backends(DTYPES),
 )

@@ -14,13 +14,6 @@ DTYPES = frozenset({"bfloat16", "float16", "float32"})
 TRITONS = ("pytorch-triton-xpu", "triton-xpu")
 
 
-def _of_these_devices(backend: Backend) -> Backend:
-    """One of the core's portable backends, with the dtypes that these devices have."""
-    features = [replace(slot.features, dtypes=slot.features.dtypes & DTYPES) for slot in backend.slots]
-    slots = tuple(replace(slot, features=known) for slot, known in zip(backend.slots, features, strict=True))
-    return replace(backend, slots=slots)
-
-
 def _triton() -> Backend:
     """The core's kernels on the Triton that came with torch; the registry's triton-xpu is older than they need."""
     found = installed_versions(TRITONS)
@@ -33,5 +26,5 @@ BACKENDS: tuple[Backend, ...] = (
     vllm_xpu.backend(),
     ipex.backend(),
     _triton(),
-    *(_of_these_devices(backend) for backend in generic_backends()),
+    *generic_backends(DTYPES),
 )
