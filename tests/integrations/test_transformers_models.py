@@ -25,21 +25,25 @@ def causal(family, **changes):
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
-def gemma2():
+def gemma2(**changes):
     # a cap small enough that leaving it out would show; a window that padding and length go past
-    return causal("Gemma2", sliding_window=4, attn_logit_softcapping=0.05, query_pre_attn_scalar=8)
+    return causal("Gemma2", sliding_window=4, attn_logit_softcapping=0.05, query_pre_attn_scalar=8, **changes)
 
 
-def gemma3():
-    return causal("Gemma3", sliding_window=4, query_pre_attn_scalar=8)
+def gemma3(**changes):
+    return causal("Gemma3", sliding_window=4, query_pre_attn_scalar=8, **changes)
 
 
-def qwen3():
-    return causal("Qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=2)
+def qwen3(**changes):
+    return causal("Qwen3", **{"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, **changes})
+
+
+def mistral(**changes):
+    return causal("Mistral", sliding_window=4, **changes)
 
 
 CAUSAL = {
-    "Llama": lambda: causal("Llama"), "Qwen3": qwen3, "Mistral": lambda: causal("Mistral", sliding_window=4),
+    "Llama": lambda: causal("Llama"), "Qwen3": qwen3, "Mistral": mistral,
     "Gemma2": gemma2, "Gemma3": gemma3,
 }  # fmt: skip
 #: SDPA has no softcap: transformers warns and leaves it out, so that only eager says what is right.
@@ -128,17 +132,21 @@ def test_the_softcap_of_gemma2_matters():
     assert (run(model, "polyattn", input_ids=ids) - capped).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(
-    "make", [qwen3, gemma2, gemma3, CAUSAL["Mistral"]], ids=["Qwen3", "Gemma2", "Gemma3", "Mistral"]
-)
+#: Of one layer, and so with no way past its window.
+ONE_WINDOW = {
+    "Qwen3": lambda: qwen3(max_window_layers=0, num_hidden_layers=1),
+    "Mistral": lambda: mistral(num_hidden_layers=1),
+    "Gemma2": lambda: gemma2(num_hidden_layers=1),
+    "Gemma3": lambda: gemma3(num_hidden_layers=1),
+}
+
+
+@pytest.mark.parametrize("make", ONE_WINDOW.values(), ids=ONE_WINDOW)
 def test_the_window_of_a_family_matters(make):
     ids = torch.randint(1, VOCABULARY, (2, 9))
     other = ids.clone()
     other[:, 0] = ids[:, 0] % (VOCABULARY - 1) + 1
     model = make()
-    del model.model.layers[1:]  # one layer, and so no way past its window
-    if make is qwen3:
-        model = causal("Qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=0, num_hidden_layers=1)
     one, two = (run(model, "polyattn", input_ids=each) for each in (ids, other))
     assert (one - two)[:, :4].abs().amax(dim=(0, 2)).gt(1e-5).all()
     torch.testing.assert_close(one[:, 4:], two[:, 4:], **CLOSE)
