@@ -18,9 +18,9 @@ from polyattn.kernels.video_hopper_parts import (
     RUNTIME,
     WIDTH,
     copy,
+    gate_rows,
     hidden,
     item_of,
-    live_rows,
     output,
     queries_in,
     weighed,
@@ -92,7 +92,7 @@ def listed_hopper_alone(
                 copy(k_described, k_tiles, k_full, None, step, 0, line, boxes, step, EVERY, BOX, KEYS, STAGES)
                 copy(v_described, v_tiles, v_full, None, step, 0, line, boxes, step, EVERY, BOX, KEYS, STAGES)
         q += (sample * q_batch + head * q_head.to(gl.int64)) * UNIT
-        queries_in(q, order, place, end, q_row.to(gl.int64) * UNIT, q_tile, ITEM, SIGN, MOVED)
+        live, rows = queries_in(q, order, place, end, q_row.to(gl.int64) * UNIT, q_tile, ITEM, SIGN, MOVED)
 
         peak = gl.full([ITEM], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
         total = gl.zeros([ITEM], gl.float32, gl.SliceLayout(1, SCORES))
@@ -122,16 +122,15 @@ def listed_hopper_alone(
                 True, EVERY, BOX, KEYS, STAGES, SCORES, ACC,
             )  # fmt: skip
         acc = warpgroup_mma(weights, v_tiles.index((count - 1) % STAGES), acc, is_async=True)
-        live, rows = live_rows(order, place, end, ITEM, gl.SliceLayout(1, MOVED))
-        mine, targets = live_rows(order, place, end, ITEM, gl.SliceLayout(1, ACC))
+        if gate is not None:
+            gate += (sample * g_batch + head * g_head.to(gl.int64)) * UNIT
+            coarse += ((sample * heads + head) * blocks + block) * WIDTH
+        weight = gate_rows(gate, live, rows, g_row.to(gl.int64) * UNIT, MOVED)
         acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
         out += (sample * o_batch + head * o_head.to(gl.int64)) * UNIT
         if lse is not None:
             lse += sample * lse_batch + head * lse_head.to(gl.int64)
-        if gate is not None:
-            gate += (sample * g_batch + head * g_head.to(gl.int64)) * UNIT
-            coarse += ((sample * heads + head) * blocks + block) * WIDTH
         output(
-            out, lse, gate, coarse, acc, total, peak, live, rows, mine, targets, o_row.to(gl.int64) * UNIT,
-            g_row.to(gl.int64) * UNIT, q_tile, ACC, MOVED,
+            out, lse, weight, coarse, acc, total, peak, order, place, end, live, rows, o_row.to(gl.int64) * UNIT,
+            q_tile, ITEM, ACC, MOVED,
         )  # fmt: skip

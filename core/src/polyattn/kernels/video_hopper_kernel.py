@@ -18,9 +18,9 @@ from polyattn.kernels.video_hopper_parts import (
     RUNTIME,
     WIDTH,
     copy,
+    gate_rows,
     hidden,
     item_of,
-    live_rows,
     output,
     queries_in,
     weighed,
@@ -149,7 +149,7 @@ def _answer(
     q_tiles, k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty, _ = barriers
     q_tile = q_tiles.index(HALF)
-    queries_in(q, order, place, end, q_row, q_tile, ROWS, SIGN, MOVED)
+    live, rows = queries_in(q, order, place, end, q_row, q_tile, ROWS, SIGN, MOVED)
     peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     acc = gl.zeros([ROWS, WIDTH], gl.float32, ACC)
@@ -178,13 +178,13 @@ def _answer(
     if LATE:
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
     acc = warpgroup_mma(weights, v_tiles.index(slot), acc, is_async=True)
-    # found again: kept, they would take registers that the steps need
-    live, rows = live_rows(order, place, end, ROWS, gl.SliceLayout(1, MOVED))
-    mine, targets = live_rows(order, place, end, ROWS, gl.SliceLayout(1, ACC))
+    weight = gate_rows(gate, live, rows, g_row, MOVED)
     acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
     if not ONCE:
         mbarrier.arrive(v_empty.index(slot), count=1)
-    output(out, lse, gate, coarse, acc, total, peak, live, rows, mine, targets, o_row, g_row, q_tile, ACC, MOVED)
+    output(
+        out, lse, weight, coarse, acc, total, peak, order, place, end, live, rows, o_row, q_tile, ROWS, ACC, MOVED
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -123,21 +123,37 @@ def live_rows(order, place, end, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
     """Places [place, place + ROWS) of a block that ends at `end` -> live, tensor rows."""
     places = place + gl.arange(0, ROWS, LAYOUT)
     live = places < end
-    return live, gl.load(order + places, mask=live, other=0).to(gl.int64)
+    return live, gl.load(order + places, mask=live, other=0)
+
+
+@gluon.jit
+def _whole_rows(base, rows, row, MOVED: gl.constexpr):
+    """Where tensor rows are, which are `row` elements apart."""
+    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, MOVED))
+    return base + ((rows.to(gl.int64) * row)[:, None] + columns[None, :])
 
 
 @gluon.jit
 def queries_in(
     q, order, place, end, q_row, q_tile, ROWS: gl.constexpr, SIGN: gl.constexpr, MOVED: gl.constexpr
 ):  # fmt: skip
-    """Rows of q, times SIGN, into shared memory."""
+    """Rows of q, times SIGN, into shared memory -> live, tensor rows."""
     live, rows = live_rows(order, place, end, ROWS, gl.SliceLayout(1, MOVED))
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, MOVED))
-    tile = gl.load(q + ((rows * q_row)[:, None] + columns[None, :]), mask=live[:, None], other=0.0)
+    tile = gl.load(_whole_rows(q, rows, q_row, MOVED), mask=live[:, None], other=0.0)
     if SIGN != 1.0:
         tile = (tile.to(gl.float32) * SIGN).to(tile.dtype)
     q_tile.store(tile)
     fence_async_shared()
+    return live, rows
+
+
+@gluon.jit
+def gate_rows(gate, live, rows, g_row, MOVED: gl.constexpr):
+    """Rows of the gate, if there is one."""
+    weight = None
+    if gate is not None:
+        weight = gl.load(_whole_rows(gate, rows, g_row, MOVED), mask=live[:, None], other=0.0)
+    return weight
 
 
 @gluon.jit
@@ -164,23 +180,23 @@ def weighed(scores, total, peak, outer, SOME: gl.constexpr):
 
 @gluon.jit
 def output(
-    out, lse, gate, coarse, acc, total, peak, live, rows, mine, targets, o_row, g_row, q_tile,
-    ACC: gl.constexpr, MOVED: gl.constexpr,
+    out, lse, weight, coarse, acc, total, peak, order, place, end, live, rows, o_row, q_tile,
+    ROWS: gl.constexpr, ACC: gl.constexpr, MOVED: gl.constexpr,
 ):  # fmt: skip
-    """As `_write` of `video_fine_kernel.py`; `live` and `rows` as MOVED has them, `mine` and `targets` as ACC does."""
+    """As `_write` of `video_fine_kernel.py`; `weight` is the gate's rows or None."""
     total = gl.convert_layout(total, gl.SliceLayout(1, ACC))
+    mine = place + gl.arange(0, ROWS, gl.SliceLayout(1, ACC)) < end
     answered = mine & (total != 0.0)  # a NaN stays a NaN
     total = gl.where(answered, total, 1.0)
     result = gl.where(answered[:, None], acc * (1.0 / total)[:, None], 0.0)
     if lse is not None:
         natural = (gl.convert_layout(peak, gl.SliceLayout(1, ACC)) + gl.log2(total)) * 0.6931471805599453
-        gl.store(lse + targets, gl.where(answered, natural, float("-inf")), mask=mine)
+        _, targets = live_rows(order, place, end, ROWS, gl.SliceLayout(1, ACC))
+        gl.store(lse + targets.to(gl.int64), gl.where(answered, natural, float("-inf")), mask=mine)
     # the queries are done with: through their place in shared memory, whole lines are read and written
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, MOVED))
-    if gate is not None:
-        weight = gl.load(gate + ((rows * g_row)[:, None] + columns[None, :]), mask=live[:, None], other=0.0)
+    if weight is not None:
         q_tile.store(weight)
         part = gl.load(coarse + gl.arange(0, WIDTH, gl.SliceLayout(0, ACC)))
         result += q_tile.load(ACC).to(gl.float32) * part[None, :]
     q_tile.store(result.to(q_tile.dtype))
-    gl.store(out + ((rows * o_row)[:, None] + columns[None, :]), q_tile.load(MOVED), mask=live[:, None])
+    gl.store(_whole_rows(out, rows, o_row, MOVED), q_tile.load(MOVED), mask=live[:, None])
