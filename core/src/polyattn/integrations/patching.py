@@ -57,7 +57,9 @@ class patch_sdpa:
     Dropout is refused. What has no heads, no elements or nested rows is torch's own to answer, and so are the calls of
     other threads. The last scope restores what was there.
 
-    A scope around a compiled function holds within its graph; to enter one inside, leave `fullgraph` off.
+    A scope around a compiled function holds within its graph; one entered inside breaks the graph. What torch calls
+    under a function of its own, such as a backward, and what is compiled, is caught by name and not where the function
+    was imported by value (`from torch.nn.functional import ...`).
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 2, 4, 8)
@@ -102,7 +104,9 @@ class patch_sdpa:
 
 def _by_name(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Stands in the module while a scope is open anywhere."""
-    if not _thread.choices or _is_our_own_call():
+    if _is_our_own_call():
+        return _sdpa(*args, **kwargs)
+    if not _thread.choices:
         return _replaced(*args, **kwargs)
     return _routed(_thread.choices[-1], *args, **kwargs)
 
@@ -111,7 +115,8 @@ def _is_our_own_call() -> bool:
     """Whether a backend makes the call: then it is torch's. In a compiled graph the caller's name alone says so."""
     if torch.compiler.is_compiling():
         return False
-    return _thread.inside or str(sys._getframe(2).f_globals.get("__name__", "")).startswith("polyattn.")
+    caller = str(sys._getframe(2).f_globals.get("__name__", ""))
+    return _thread.inside or caller.startswith(("polyattn.", "polyattn_"))
 
 
 def _routed(
