@@ -11,15 +11,15 @@ from polyattn.arguments import Arguments, check_combination, check_flag, check_g
 from polyattn.call import check_heads
 from polyattn.distributed.agreement import agree
 from polyattn.distributed.attend import Lanes, attend
-from polyattn.distributed.failure import Communicating, PeerLost
+from polyattn.distributed.failure import Communicating
 from polyattn.distributed.geometry import Asked, Geometry, geometry_of, sees_alike, splits_of
 from polyattn.distributed.groups import Ranks, ranks_of
 from polyattn.distributed.lanes import lane_like, lanes_of
 from polyattn.distributed.local import LocalCall
 from polyattn.distributed.parallel import SequenceParallel
+from polyattn.distributed.refusal import tell_everyone
 from polyattn.distributed.rehearsal import rehearse
 from polyattn.distributed.signature import signature_of
-from polyattn.errors import UnsupportedRequest
 from polyattn.request import autocast_dtype, check_tensors, check_types
 from polyattn.scope import choices_here, step_here
 from polyattn.structures import Dense, Structure
@@ -72,7 +72,7 @@ def attend_over_ranks(
         geometry = _prepared(call, asked, lanes, structure, facts, return_lse, any(grad)) if known is None else known
     except (TypeError, ValueError, ImportError) as problem:
         if not complete:
-            _tell_everyone(parallel, problem)
+            tell_everyone(parallel, problem)
         raise
     if known is None:
         if ranks is not None:
@@ -201,17 +201,3 @@ def _check_structure(structure: Structure | None, geometry: Geometry, asked: Ask
     batch = () if structure.kind == "packed" else (like.shape[0],)
     q, k = geometry.spread.q.total, geometry.spread.k.total
     structure.check((*batch, q, asked.heads[0], like.shape[-1]), (*batch, k, asked.heads[1], like.shape[-1]))
-
-
-def _tell_everyone(parallel: SequenceParallel, problem: Exception) -> None:
-    """Let the other ranks, which wait for this one's signature, fail as well; ranks that refuse alike agree."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return
-    try:
-        group = ranks_of(parallel).group
-    except ValueError:
-        return
-    try:
-        agree(group, f"refused: {problem}")
-    except (UnsupportedRequest, PeerLost) as disagreement:
-        raise problem from disagreement

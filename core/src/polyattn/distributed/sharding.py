@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from polyattn.distributed.agreement import agree
+from polyattn.distributed.failure import Communicating
 from polyattn.distributed.gathering import gathered
 from polyattn.distributed.groups import ranks_of
 from polyattn.distributed.parallel import SequenceParallel, check_parallel
 from polyattn.distributed.peers import Peers
+from polyattn.distributed.refusal import tell_everyone
 from polyattn.distributed.rows import consecutive
 
 
@@ -45,12 +48,21 @@ def gather(
     ranks = ranks_of(parallel)
     sizes = shares_of(parallel, rows, tensor.shape[dim])
     if sizes[ranks.rank] != tensor.shape[dim]:
-        raise ValueError(
+        problem = ValueError(
             f"rows: rank {ranks.rank} is said to hold {sizes[ranks.rank]} of {sum(sizes)} rows, "
             f"its tensor has {tensor.shape[dim]}; state the rows of each rank"
         )
+        tell_everyone(parallel, problem)
+        raise problem
+    mine = tensor.movedim(dim, 0)
+    wants_grad = torch.is_grad_enabled() and tensor.requires_grad
+    agree(
+        ranks.group,
+        {"gather rows": sizes, "of": (*mine.shape[1:],), "dtype": mine.dtype, "along": dim, "gradients": wants_grad},
+    )
     ranks.meet(tensor.device)
-    return gathered(tensor.movedim(dim, 0), sizes, Peers(ranks.group, ranks.members, ranks.rank)).movedim(0, dim)
+    with Communicating(ranks.group, f"gather over {parallel.degrees}"):
+        return gathered(mine, sizes, Peers(ranks.group, ranks.members, ranks.rank)).movedim(0, dim)
 
 
 def shares_of(parallel: SequenceParallel, rows: int | tuple[int, ...] | None, held: int) -> tuple[int, ...]:
