@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from polyattn.arguments import checked
+from polyattn.arguments import Arguments, checked
 from polyattn.call import effective_quant, stated_choices
 from polyattn.discovery import all_backend_names, backends_of, installed_platform, platform_for, platforms
 from polyattn.distributed.glued import glue
+from polyattn.distributed.parallel import over_ranks
 from polyattn.door.platform import Machine, Platform
 from polyattn.door.request import Request
 from polyattn.door.resolution import Accepted, Decision, Rejected, resolve
@@ -121,8 +122,13 @@ def explain(
     if isinstance(q, Request):
         request, platform = q, _owner(q.device_type) if machine is None else _described(machine)
     else:
-        q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         arguments = checked(causal, window, softcap, deterministic, options)
+        if over_ranks(parallel):
+            return _over_ranks(
+                q, k, v, machine, arguments, structure=structure, scale=scale, gate=gate, return_lse=return_lse,
+                backend=backend, quant=quant, parallel=parallel, joint=joint, replicated=replicated,
+            )  # fmt: skip
+        q, k, v = glue(q, k, v, parallel=parallel, joint=joint, replicated=replicated)
         if gate is not None:
             structure = gated(structure, gate, q, k, v)
         effective, notes = effective_quant(quant, None, step_here())
@@ -140,6 +146,48 @@ def explain(
         platform = platform if machine is None else _described(machine)
     choices = stated_choices(backend, choice_here(), None)
     return explain_request(request, platform, machine or machine_of(platform, request.device), choices, notes)
+
+
+def _over_ranks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    machine: Machine | None,
+    arguments: Arguments,
+    *,
+    structure: Structure | None,
+    scale: float | None,
+    gate: torch.Tensor | None,
+    return_lse: bool,
+    backend: str | None,
+    quant: Any,
+    parallel: Any,
+    joint: Any,
+    replicated: Any,
+) -> Explanation:
+    """The largest ordinary call of this rank, with the strategy as notes; what cannot be shared out is a refusal."""
+    from polyattn.distributed.explaining import ordinary_call
+
+    effective, notes = effective_quant(quant, None, step_here())
+    refusal = None
+    try:
+        call = ordinary_call(
+            q, k, v, structure=structure, facts=arguments, gate=gate, return_lse=return_lse, parallel=parallel,
+            joint=joint, replicated=replicated,
+        )  # fmt: skip
+        arguments = replace(arguments, causal=call.causal, window=call.window)
+        q, k, v, return_lse, notes = call.q, call.k, call.v, call.lse, (*notes, *call.notes)
+        structure = call.structure if call.gate is None else gated(call.structure, call.gate, q, k, v)
+    except UnsupportedRequest as problem:
+        structure, refusal = None, str(problem)
+    request, platform, _ = describe(
+        q, k, v, structure, arguments, scale=scale, lse=return_lse, out=None, quant=effective
+    )
+    platform = platform if machine is None else _described(machine)
+    where = machine or machine_of(platform, request.device)
+    if refusal is not None:
+        return Explanation(request, where, platform.name, None, (), notes, refusal)
+    return explain_request(request, platform, where, stated_choices(backend, choice_here(), None), notes)
 
 
 def explain_request(

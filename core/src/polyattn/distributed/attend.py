@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from polyattn.distributed.chunks import packed, unpacked
@@ -11,7 +9,7 @@ from polyattn.distributed.exchange import Bundle, from_heads, to_heads
 from polyattn.distributed.gathering import gathered
 from polyattn.distributed.geometry import Geometry
 from polyattn.distributed.groups import Ranks
-from polyattn.distributed.lanes import Lane
+from polyattn.distributed.lanes import Lane, Lanes
 from polyattn.distributed.local import LocalCall, answer, blanked
 from polyattn.distributed.moves import Kind, Moves
 from polyattn.distributed.parts import unanswered
@@ -26,23 +24,6 @@ Answer = tuple[torch.Tensor, torch.Tensor | None]
 
 #: (rows, device) of the blank rows that a structure keeps.
 _BLANK_LIMIT = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Lanes:
-    """What one rank holds of a call."""
-
-    q: Lane
-    k: Lane
-    v: Lane
-    gate: Lane | None = None
-
-    def all(self) -> tuple[Lane, ...]:
-        return (self.q, self.k, self.v) if self.gate is None else (self.q, self.k, self.v, self.gate)
-
-    def to(self, dtype: torch.dtype) -> Lanes:
-        """All of them in another dtype."""
-        return Lanes(*(lane.to(dtype) for lane in self.all()))
 
 
 def attend(

@@ -10,11 +10,11 @@ import torch
 from polyattn.arguments import Arguments, check_combination, check_flag, check_gate, checked
 from polyattn.call import check_heads
 from polyattn.distributed.agreement import agree
-from polyattn.distributed.attend import Lanes, attend
+from polyattn.distributed.attend import attend
 from polyattn.distributed.failure import Communicating
 from polyattn.distributed.geometry import Asked, Geometry, geometry_of, sees_alike, splits_of
 from polyattn.distributed.groups import Ranks, ranks_of
-from polyattn.distributed.lanes import lane_like, lanes_of
+from polyattn.distributed.lanes import Lanes, lane_like, lanes_of
 from polyattn.distributed.local import LocalCall
 from polyattn.distributed.parallel import SequenceParallel
 from polyattn.distributed.refusal import tell_everyone
@@ -59,12 +59,13 @@ def attend_over_ranks(
         check_types(q, k, v)
         if call.heads is not None:
             check_heads(q, k, call.heads)
-        lanes = _lanes(q, k, v, gate, structure, joint, replicated)
+        lanes = held(q, k, v, gate, structure, joint, replicated)
         check_combination(structure, facts.causal, facts.window, facts.softcap, return_lse, gate)
         grad = _requires_grad(lanes)
         if out is not None:
             _check_out(out, lanes, q.dim(), any(grad))
-        asked = _asked(lanes, structure, facts, parallel, complete)
+        alone = complete and sees_alike(structure, facts.causal, facts.window)  # it does not matter which rank this is
+        asked = asked_of(lanes, facts, parallel, complete, 0 if alone else ranks_of(parallel).rank)
         ranks = None if complete else ranks_of(parallel)
         stated = _stated(call, lanes, ranks, facts, return_lse, grad)
         cache = (_DENSE if structure is None else structure).parts
@@ -105,7 +106,7 @@ class Told:
         return f"attention over {self.degrees}: q {dtype_name(self.lanes.q.shard.dtype)} {q}, k {k}"
 
 
-def _lanes(q: Any, k: Any, v: Any, gate: Any, structure: Structure | None, joint: Any, replicated: Any) -> Lanes:
+def held(q: Any, k: Any, v: Any, gate: Any, structure: Structure | None, joint: Any, replicated: Any) -> Lanes:
     """What this rank holds, in the dtype that autocast imposes; the errors of `pa.attention` where it does not fit."""
     dtype = autocast_dtype(q, k, v)
     check_tensors(q, k, v, structure, dtype is not None)
@@ -139,12 +140,9 @@ def _check_out(out: torch.Tensor, lanes: Lanes, rank: int, wants_grad: bool) -> 
         raise ValueError("out: gradients do not flow into a given buffer; call without out= or under torch.no_grad()")
 
 
-def _asked(
-    lanes: Lanes, structure: Structure | None, facts: Arguments, parallel: SequenceParallel, complete: bool
-) -> Asked:
-    alone = complete and sees_alike(structure, facts.causal, facts.window)  # it does not matter which rank this is
+def asked_of(lanes: Lanes, facts: Arguments, parallel: SequenceParallel, complete: bool, rank: int) -> Asked:
+    """The facts that decide a rank's geometry."""
     heads = lanes.q.shard.shape[2], lanes.k.shard.shape[2]
-    rank = 0 if alone else ranks_of(parallel).rank
     return Asked(parallel, rank, lanes.q.counts, lanes.k.counts, heads, complete, facts.causal, facts.window)
 
 

@@ -54,6 +54,23 @@ class Lane:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """What one rank holds of a call."""
+
+    q: Lane
+    k: Lane
+    v: Lane
+    gate: Lane | None = None
+
+    def all(self) -> tuple[Lane, ...]:
+        return (self.q, self.k, self.v) if self.gate is None else (self.q, self.k, self.v, self.gate)
+
+    def to(self, dtype: torch.dtype) -> Lanes:
+        """All of them in another dtype."""
+        return Lanes(*(lane.to(dtype) for lane in self.all()))
+
+
 def lanes_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, joint: Any, replicated: Any
 ) -> tuple[Lane, Lane, Lane]:
