@@ -181,15 +181,16 @@ def outcome(
         weight = torch.randn(want_out.shape, generator=random, dtype=ask["dtype"])
         lse_weight = torch.randn(batch, heads, queries, generator=random)
         shares = torch.ones(queries)
-        shares[:lead] = shares[queries - trail :] = parallel.world_size  # every rank counts what all hold
-        loss = (want_out * weight * shares[:, None, None]).sum()
+        shares[:lead] = shares[queries - trail :] = 1 / parallel.world_size  # rows that all hold count once among them
+        shares = shares[rows]
+        loss = (want_out * weight).sum()
+        mine_loss = (out * weight[:, rows] * shares[:, None, None]).sum()
         if lse and ask["lse_grad"]:
-            loss = loss + (want_lse.masked_fill(want_lse.isinf(), 0.0) * lse_weight * shares).sum()
+            loss = loss + (want_lse.masked_fill(want_lse.isinf(), 0.0) * lse_weight).sum()
+            seen = out_lse.masked_fill(out_lse.isinf(), 0.0)
+            mine_loss = mine_loss + (seen * lse_weight[:, :, rows] * shares).sum()
         loss.backward()
-        loss = (out * weight[:, rows]).sum()
-        if lse and ask["lse_grad"]:
-            loss = loss + (out_lse.masked_fill(out_lse.isinf(), 0.0) * lse_weight[:, :, rows]).sum()
-        loss.backward()
+        mine_loss.backward()
         if gates is not None:
             whole, mine = [*whole, gates], [*mine, own_gate]
         for letter, one, several in zip(["q", "k", "v", "gate"], whole, mine, strict=False):
