@@ -43,6 +43,11 @@ def test_gather_sees_all_keys_from_its_own_rows() -> None:
     assert (found.request.q.shape[1], found.request.k.shape[1]) == (16, 64)
 
 
+def test_a_cut_on_the_diagonal_is_a_causal_call_not_a_windowed_one() -> None:
+    request = told(SequenceParallel(gather=4), causal=True).request
+    assert (request.q.shape[1], request.k.shape[1], request.causal, request.window) == (16, 16, True, None)
+
+
 def test_complete_keys_are_told_to_need_no_communication() -> None:
     found = told(SequenceParallel(ulysses=2), replicated=pa.Replicated(kv=True))
     assert any("nothing is communicated" in note for note in found.notes)
