@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
 
 import pytest
 import torch
 
 from polyattn import KeyPadding, Packed, Paged
-from polyattn.door import loading
 from polyattn.vendor import Accepted, Machine, Request, StructureFacts, TensorFacts, resolve
-from polyattn_xpu import XpuOptions, vllm_xpu, vllm_xpu_build, vllm_xpu_forward, vllm_xpu_pages
+from polyattn_xpu import XpuOptions, vllm_xpu, vllm_xpu_forward, vllm_xpu_pages
 
 BMG = Machine("xpu", "xpu", arch="0x500400400", versions={"vllm-xpu-kernels": "0.1.16.2", "torch": "2.14.0+xpu"})
 CALL: dict[str, Any] = {"causal": False, "scale": 0.125, "window": None, "softcap": 0.0, "need_lse": False}
@@ -261,43 +258,3 @@ def test_what_it_cannot_do_is_told(facts: dict[str, Any], words: str) -> None:
 ])  # fmt: skip
 def test_pages_it_cannot_read_are_told(facts: dict[str, Any], words: str) -> None:
     assert words in reasons(request("paged", **facts))
-
-
-def test_missing_and_old_packages_are_told_with_the_way_to_get_them() -> None:
-    assert "pip install vllm-xpu-kernels" in reasons(request(), Machine("xpu", "xpu"))
-    assert "older than 0.1.16" in reasons(request(), Machine("xpu", "xpu", versions={"vllm-xpu-kernels": "0.1.4"}))
-
-
-@pytest.mark.parametrize(("release", "known"), [
-    ("0.1.16", True), ("0.1.16.2", True), ("0.1.16+xe", True), ("0.1.17", False), ("0.1.160", False), ("0.2.0", False),
-])  # fmt: skip
-def test_a_release_whose_kernels_were_not_read_is_refused(release: str, known: bool) -> None:
-    told = reasons(request(), Machine("xpu", "xpu", versions={"vllm-xpu-kernels": release}))
-    assert told == "" if known else f"{release}: what it is compiled for is known of 0.1.16 alone" in told
-
-
-def _forget() -> None:
-    loading.forget()
-    vllm_xpu_build.operator.cache_clear()
-
-
-def test_a_package_that_imports_without_its_kernels_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent, module = types.ModuleType("vllm_xpu_kernels"), types.ModuleType(vllm_xpu_build.MODULE)
-    parent.__spec__ = types.SimpleNamespace(name="vllm_xpu_kernels")  # type: ignore[assignment]
-    module.FA2_AVAILABLE, module.FA2_UNAVAILABLE_REASON = False, "libze_loader.so.1: not found"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm_xpu_kernels", parent)
-    monkeypatch.setitem(sys.modules, vllm_xpu_build.MODULE, module)
-    here = Machine("xpu", "xpu", arch=BMG.arch, versions={**BMG.versions, "torch": torch.__version__})
-    _forget()
-    try:
-        assert "libze_loader.so.1: not found" in reasons(request(), here)
-        _forget()
-        with pytest.raises(ImportError, match="libze_loader"):
-            vllm_xpu_build.operator()
-        module.FA2_AVAILABLE = True  # type: ignore[attr-defined]
-        module.flash_attn_varlen_func = lambda q, k, v: q  # type: ignore[attr-defined]
-        _forget()
-        with pytest.raises(RuntimeError, match=r"block_table.*install 0\.1\.16"):
-            vllm_xpu_build.operator()
-    finally:
-        _forget()
