@@ -43,7 +43,7 @@ def attend(
         assert ranks is not None
         result: Answer = ring(call, geometry.ring, _peers(geometry, ranks), q, k, v, grad)
     elif geometry.parts is not None:
-        if geometry.name.endswith("gather"):
+        if geometry.gathers:
             k, v = _everybodys(geometry, ranks, k, v)
         result = answer(call, geometry.parts, q, k, v, need_lse)
     else:

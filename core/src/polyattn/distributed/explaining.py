@@ -84,8 +84,7 @@ def _largest(
     found = max((part for parts in steps for part in parts), key=lambda part: part.piece.work, default=None)
     notes = (*notes, f"{sum(map(len, steps))} ordinary calls in {len(steps)} steps; the largest is told here")
     lse = lse or geometry.ring is not None
-    place = spread.place(rank)
-    queries = size(spread.queries(place)) if geometry.name != "local" else lanes.q.rows
+    queries = size(spread.queries(spread.place(rank)))
     if found is None:
         return OrdinaryCall(*call(queries, 0), None, False, None, lse, None, notes)
     tensors = cut_out(found.piece, *call(queries, spread.k.total))

@@ -46,7 +46,7 @@ class Geometry:
     spread     where rows are; None where every rank does as if it were alone
     heads      who computes which heads
     structure  the structure of this rank's heads, for ranks that hold every row
-    parts      what this rank attends to where all keys are at hand, else None
+    parts      what this rank attends to where all keys are at hand, else None; `gathers`: once they are gathered
     ring       what it attends to, step by step, where keys are passed on, else None
     q_moves, k_moves, out_moves   the exchange of heads for rows; None without one
     blank      query rows of the answer, as global rows, among which padding is to be 0; None: the call does that
@@ -58,6 +58,7 @@ class Geometry:
     structure: Structure | None
     spread: Spread | None = None
     parts: tuple[Part, ...] | None = None
+    gathers: bool = False
     ring: RingPlan | None = None
     q_moves: Moves | None = None
     k_moves: Moves | None = None
@@ -93,7 +94,7 @@ def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
         place = spread.place(rank)
         parts = parts_of(mine, bands, spread.queries(place), ((0, k.total),))
         name, told = "gather", f"gather: keys and values of {parallel.gather} places in one all-gather"
-        found = Geometry(name, heads, mine, spread, parts=parts)
+        found = Geometry(name, heads, mine, spread, parts=parts, gathers=True)
     else:
         spread, told = _balanced(spread, bands)
         name, found = "ring", Geometry("ring", heads, mine, spread, ring=_ring(spread, mine, bands, rank))
