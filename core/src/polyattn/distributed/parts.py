@@ -164,4 +164,3 @@ def _columns(tensor: torch.Tensor, rows: Ranges, axis: int = -1) -> torch.Tensor
 def _mask(structure: Mask, tensor: torch.Tensor) -> Mask:
     """A mask like `structure` over part of its tensor, which was checked already."""
     return Mask.from_anchors((tensor,), (), str(4 if structure.given_rank == 4 else structure.given_rank))
-
