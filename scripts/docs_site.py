@@ -29,8 +29,6 @@ PAGES = {
     "toychip.md": "examples/polyattn-toychip/README.md",
     **{f"platforms/{vendor}.md": f"platforms/{vendor}/README.md" for vendor in VENDORS},
 }
-#: Page of docs/ -> its title, of pages that others write.
-_MAY_COME = {"integrations.md": "Libraries"}
 _SHOWN = {source: page for page, source in PAGES.items()}
 
 _INCLUDE = re.compile(r"<!-- include: (\S+?)#(.+?) -->")
@@ -40,15 +38,6 @@ _PERFORMANCE = "<!-- performance -->"
 _FENCE_WORDS = re.compile(r"^```(python|pycon) .*$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
-
-
-def on_config(config: Any) -> Any:
-    """Adds to the navigation those pages that are there but that mkdocs.yml cannot name yet."""
-    for page, title in _MAY_COME.items():
-        if (ROOT / "docs" / page).exists():
-            (group,) = (entry for entry in config.nav if "Use it" in entry)
-            group["Use it"].append({title: page})
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

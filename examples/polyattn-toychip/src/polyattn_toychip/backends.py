@@ -39,12 +39,8 @@ def _blocked() -> Backend:
             )
         return found.check(request, machine)
 
-    (found,) = (backend for backend in generic_backends() if backend.name == "blocked")
-    return replace(
-        found,
-        check=check,
-        slots=tuple(replace(slot, features=replace(slot.features, dtypes=_KERNEL.dtypes)) for slot in found.slots),
-    )
+    (found,) = (backend for backend in generic_backends(_KERNEL.dtypes) if backend.name == "blocked")
+    return replace(found, check=check)
 
 
 BACKENDS: tuple[Backend, ...] = (ROWS, _blocked())
