@@ -128,3 +128,13 @@ def test_shapes_that_do_not_fit_are_refused():
 def test_dense_is_the_structure_of_a_call_that_names_none():
     q = normal(1, 4, 2, 8)
     assert torch.equal(reference_attention(q, q, q), reference_attention(q, q, q, structure=Dense()))
+
+
+@pytest.mark.parametrize("common", [-1e9, -1e15, 1e17])
+def test_what_all_entries_of_a_row_have_in_common_changes_nothing(common):
+    q, k, v = (torch.randn(1, count, 2, 4, dtype=torch.float64) for count in (2, 5, 5))
+    shifted = reference_attention(q, k, v, structure=Mask(torch.full((5,), common)))
+    ones = reference_attention(q, k, torch.ones_like(v), structure=Mask(torch.full((5,), common)))
+    assert torch.allclose(ones, torch.ones_like(ones), atol=1e-6), "weights sum to 1"
+    if common == -1e9:  # beyond, the scores' own digits are gone in float64 too
+        assert torch.allclose(shifted, reference_attention(q, k, v), atol=1e-5)

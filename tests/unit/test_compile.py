@@ -224,3 +224,14 @@ def test_the_operators_pass_torchs_own_checks() -> None:
     causal_with_lse, causal = ("\x1e".join(["", "", "1", lse, *[""] * 7]) for lse in ("1", ""))
     torch.library.opcheck(torch.ops.polyattn.attention.default, (q, q, q, *rest, causal_with_lse))
     torch.library.opcheck(torch.ops.polyattn.inference.default, (*[q.detach()] * 3, *rest, causal))
+
+
+def test_masks_of_every_rank_pass_one_compiled_function():
+    """A second rank is a number that Dynamo takes for one that changes."""
+    q, k, v = (torch.randn(2, rows, 2, 8) for rows in (3, 5, 5))
+    compiled = torch.compile(
+        lambda q, k, v, mask: pa.attention(q, k, v, structure=mask), fullgraph=True, backend="eager"
+    )
+    for shape in ((5,), (2, 3, 5), (2, 5), (2, 2, 3, 5)):
+        mask = pa.Mask(torch.rand(shape) < 0.7)
+        torch.testing.assert_close(compiled(q, k, v, mask), pa.attention(q, k, v, structure=mask))

@@ -54,6 +54,7 @@ ON_DEVICE = StructureFacts(documents=3, host=False)
         asked(dim=512, v_dim=512),
         asked(dtype="float32"),
         asked(**options(op_layout="BSH")),
+        asked("packed", structure_facts=PACKED, **options(op_layout="BSND")),
         asked(**options(op_layout="BNSD", op_type="fused_attn_score")),
         asked(**options(opt_mode="static")),
         asked(**options(op_type="prompt_flash_attn")),

@@ -120,3 +120,9 @@ def test_device_data_is_trusted_and_referenced():
 
 def test_host_tables_with_lengths_on_a_device_are_not_judged():
     pa.Paged([[2, 9]], torch.ones(1, dtype=torch.int32, device="meta")).check((1, 1, 1, 8), POOL)
+
+
+def test_a_pool_without_a_page_serves_rows_without_keys():
+    pool = torch.zeros(0, 16, 2, 8)
+    out = pa.attention(torch.ones(2, 3, 4, 8), pool, pool, structure=pa.Paged([[-1], [-1]], [0, 0]))
+    assert out.eq(0).all()

@@ -147,26 +147,21 @@ def _unseen(seen: torch.Tensor) -> torch.Tensor | None:
     return hidden if bool(hidden.any()) else None
 
 
-def _bias(meta: MaskMeta, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The additive mask in `dtype`, and what was taken off each row of it, [B|1,H|1,Sq|1], if anything.
+def _bias(meta: MaskMeta, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The additive mask in `dtype` without what was taken off each row of it, and that, [B|1,H|1,Sq|1].
 
-    A softmax does not see what all of a row has in common. Where `dtype` holds less than the mask's own, each row loses
-    its largest entry first: near 0, where entries count, neither range nor digits are then missed. A finite entry stays
-    finite, so that it never hides a key by overflow.
+    A softmax does not see what all of a row has in common, but scores lose their digits beside a large entry. So each
+    row loses its largest one: near 0, where entries count, `dtype` need not hold the mask's range or digits either. A
+    finite entry stays finite, so that it never hides a key by overflow.
     """
     assert meta.bias is not None
     bias = meta.bias
-    if bias.dtype == dtype:
-        return bias, None
-    if torch.promote_types(bias.dtype, dtype) == dtype:
-        return derived(meta, ("bias", dtype), lambda: bias.to(dtype)), None
 
     def build() -> tuple[torch.Tensor, torch.Tensor]:
-        wide = bias.to(torch.promote_types(bias.dtype, torch.float32))
-        peak = wide.amax(dim=-1, keepdim=True)
+        wide = bias.to(torch.promote_types(torch.promote_types(bias.dtype, dtype), torch.float32))
+        peak = wide.detach().amax(dim=-1, keepdim=True)
         peak = peak.masked_fill(peak.isneginf(), 0.0)  # a row that sees nothing
-        least = torch.finfo(dtype).min
-        narrow = (wide - peak).clamp(min=least).to(dtype).masked_fill(bias.isneginf(), float("-inf"))
-        return narrow, peak.squeeze(-1).float()
+        near = (wide - peak).clamp(min=torch.finfo(dtype).min).to(dtype)
+        return near.masked_fill(bias.detach().isneginf(), float("-inf")), peak.squeeze(-1).float()
 
-    return derived(meta, ("bias", dtype), build)
+    return build() if bias.requires_grad else derived(meta, ("bias", dtype), build)

@@ -44,7 +44,8 @@ def masked_softmax(
     scores = scores.masked_fill(~visible, float("-inf"))
 
     # An empty row has no finite score; any finite stand-in keeps its weights, and its gradients, at exactly 0.
-    lse = scores.masked_fill(empty_row[..., None], 0.0).logsumexp(dim=-1)
-    weights = (scores - lse[..., None]).exp()
+    scores = scores.masked_fill(empty_row[..., None], 0.0)
+    lse = scores.logsumexp(dim=-1)
+    weights = scores.softmax(dim=-1).masked_fill(empty_row[..., None], 0.0)  # sums to 1, however large scores are
     out = torch.einsum("bhij,bjhd->bihd", weights, v)
     return out, lse.masked_fill(empty_row, float("-inf"))

@@ -115,7 +115,8 @@ class Mask(Structure):
         return (self.tensor,)
 
     def anchor_detail(self) -> str:
-        return str(self.given_rank)
+        # Dynamo may have made the rank a symbol, of which it can make no word
+        return next(str(rank) for rank in (1, 2, 3, 4) if self.given_rank == rank)
 
     @classmethod
     def from_anchors(cls, tensors: tuple[torch.Tensor, ...], ints: tuple[int, ...], detail: str) -> Mask:

@@ -176,7 +176,7 @@ def _check_pages(table: Table, lengths: Lengths, *, pages: int, page_size: int) 
                 f"block_table: row {row} needs {needed} pages for {length} keys, but has {len(entries)} entries"
             )
         read = entries[:needed]
-        if max(read, default=0) >= pages:
+        if max(read, default=-1) >= pages:
             slot, page = next((slot, page) for slot, page in enumerate(read) if page >= pages)
             raise ValueError(f"block_table: row {row} slot {slot} names page {page}, but the pool has {pages} pages")
         if min(read, default=0) < 0:

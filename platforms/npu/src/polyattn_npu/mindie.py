@@ -71,7 +71,7 @@ def _of_documents(request: Request, machine: Machine, chosen: NpuOptions) -> tup
         reasons.append(f"op_type={chosen.op_type!r} has no packed form: attention_forward_varlen is fused_attn_score")
     if chosen.opt_mode not in (None, "manual"):
         reasons.append(f"opt_mode={chosen.opt_mode!r}: attention_forward_varlen has one op: leave it out")
-    if chosen.op_layout is not None:
+    if chosen.op_layout not in (None, LAYOUT):
         reasons.append(f"op_layout={chosen.op_layout!r}: documents and padding reach the op as TND alone: leave it out")
     if machine.arch == "310P":
         reasons.append("310P has prompt_flash_attn only, which takes no boundaries")
