@@ -115,6 +115,29 @@ def test_boundaries_that_only_the_device_knows(name, call):
     torch.testing.assert_close(lse, want_lse.float(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("call", POSITIONS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("poisoned", ["q", "k", "v"])
+def test_a_document_of_unknown_ends_keeps_its_poison(call, poison, poisoned):
+    """DESIGN 4.5, where documents share a product: neither answers nor gradients of the others feel it."""
+    structure, tensors = packed("uneven")
+    clean = [tensor.clone().requires_grad_() for tensor in tensors]
+    meta = structure.bind(clean[0].device, clean[0].shape, clean[1].shape)
+    unknown = type(meta)(meta.cu_q, meta.cu_k, meta.max_q, meta.max_k, None, None, None)
+    want, want_lse = expected(*clean, structure, **call)
+    dirty = dict(zip("qkv", (tensor.clone() for tensor in tensors), strict=True))
+    dirty[poisoned][3:] = poison  # the last of three documents
+    given = [tensor.requires_grad_() for tensor in dirty.values()]
+    out, lse = generic.blocked_packed(*given, None, meta=unknown, **{**DEFAULTS, **call, "need_lse": True})
+    torch.testing.assert_close(out[:3], want[:3], atol=1e-9, rtol=0)
+    torch.testing.assert_close(lse[:, :3], want_lse[:, :3].float(), atol=1e-5, rtol=1e-5)
+    assert out[3:].isnan().all(), "and it is not hidden in its own"
+    for mine, theirs in zip(
+        torch.autograd.grad(out[:3].sum(), given), torch.autograd.grad(want[:3].sum(), clean), strict=True
+    ):
+        torch.testing.assert_close(mine[:3], theirs[:3], atol=1e-9, rtol=0)
+
+
 @pytest.mark.parametrize("lse", [False, True])
 def test_runs_of_equal_documents_are_one_call_on_views(lse):
     structure = structures.Packed.from_lengths([4] * 6 + [2, 2, 3])

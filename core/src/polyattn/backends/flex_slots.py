@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.nn.functional import pad
 
 from polyattn.backends import visibility
 from polyattn.backends.calls import Result, wants_grad
 from polyattn.backends.derived import derived
 from polyattn.backends.flex_blocks import Blocks, of_mask, of_visibility
 from polyattn.backends.flex_programs import run
+from polyattn.backends.poison import apart
 from polyattn.backends.visibility import Visibility, Window
 from polyattn.compositions.slice import prefix
 from polyattn.structures.key_padding import KeyPaddingMeta
@@ -105,12 +105,7 @@ def packed(
     window: Window,
     **call: Any,
 ) -> Result:
-    """Documents side by side, spans too; whoever knows the lengths.
-
-    A block of scores may hold rows of several documents, where a weight of 0 does not stop a NaN: keys and values that
-    are not finite are taken out, and the query rows that see one are NaN instead; so are query rows, where gradients
-    pass through them.
-    """
+    """Documents side by side, spans too; whoever knows the lengths. A block of scores may hold rows of several."""
     size = (1, q.shape[0], k.shape[0])
     documents = partial(visibility.of_packed, meta, size[1], size[2], causal or meta.spans is not None, window)
     if meta.lengths_q is not None and meta.fixed:
@@ -118,21 +113,10 @@ def packed(
     else:  # boundaries may be rewritten in place between two calls
         seen = _seen(documents, size)
     blocks, hidden, blind, first, last = seen
-    spoilt = (k.isfinite().all(-1) & v.isfinite().all(-1)).logical_not()  # [Tk,Hk]
-    wrong = spoilt & hidden.T.logical_not()
-    k, v = (rows.masked_fill((spoilt | hidden.T).unsqueeze(-1), 0.0) for rows in (k, v))
-    strange = None
-    if wants_grad(q, k, v):
-        strange = q.isfinite().all(-1).logical_not()  # [T,H]
-        q = q.masked_fill(strange.unsqueeze(-1), 0.0)
-    result, lse = _attend(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), None, blocks, None, blind, **call)
-    before = pad(wrong.cumsum(0), (0, 0, 1, 0))  # [Tk+1,Hk]
-    upto, since = before.index_select(0, last.flatten()), before.index_select(0, first.flatten())
-    feels = (upto > since).repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # [T,H]
-    if strange is not None:
-        feels = feels | strange & blind.T.logical_not()
-    result = result.squeeze(0).masked_fill(feels.unsqueeze(-1), float("nan"))
-    lse = None if lse is None else lse.squeeze(0).masked_fill(feels.T, float("nan"))
+    rows = apart(q, k, v, hidden, blind, first, last)
+    q, k, v = rows.q.unsqueeze(0), rows.k.unsqueeze(0), rows.v.unsqueeze(0)
+    result, lse = _attend(q, k, v, None, blocks, None, blind, **call)
+    result, lse = rows.felt(result.squeeze(0), None if lse is None else lse.squeeze(0))
     return result if out is None else out.copy_(result), lse
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from polyattn.backends.calls import Kernel, Result, SlotCall
+from polyattn.backends.calls import Kernel, Result, SlotCall, written
 from polyattn.backends.derived import derived
 from polyattn.backends.masked import by_visibility
-from polyattn.backends.visibility import Window, of_key_padding, of_packed, of_paged_rows, of_paged_tokens
+from polyattn.backends.poison import apart
+from polyattn.backends.visibility import Visibility, Window, of_key_padding, of_packed, of_paged_rows, of_paged_tokens
 from polyattn.compositions import rows
 from polyattn.compositions.gather import pages
 from polyattn.compositions.loop import document_loop
@@ -97,10 +98,19 @@ def host_knows(meta: PagedMeta) -> bool:
 
 
 def _as_one_sample(
-    attend: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, **call: Any
+    attend: Kernel,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    visibility: Visibility,
+    **call: Any,
 ) -> Result:
-    """`by_visibility` of packed tensors [T,H,D]."""
-    result, lse = by_visibility(
-        attend, q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), None if out is None else out.unsqueeze(0), **call
-    )
-    return result.squeeze(0) if out is None else out, None if lse is None else lse.squeeze(0)
+    """`by_visibility` of packed tensors [T,H,D], whose documents share products."""
+    seen = visibility
+    rows = apart(q, k, v, seen.seen_keys.logical_not(), seen.blind_rows, seen.first, seen.last)
+    q, k, v = rows.q.unsqueeze(0), rows.k.unsqueeze(0), rows.v.unsqueeze(0)
+    result, lse = by_visibility(attend, q, k, v, None, visibility=visibility, **call)
+    result, lse = rows.felt(result.squeeze(0), None if lse is None else lse.squeeze(0))
+    return written(out, result), lse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyattn.vendor import Backend, Features, Machine, Request, Slot, generic_backends, varlen_padding
+from polyattn.vendor import Backend, Features, Slot, generic_backends, varlen_padding
 
 #: What the maker's kernel takes; all that is not named is "no", and refused with that reason.
 _KERNEL = Features(
@@ -29,18 +29,7 @@ ROWS = Backend(
 )
 
 
-def _blocked() -> Backend:
-    """The core's plain matmul and softmax, for what the kernel lacks: masks, windows, gradients, pages."""
+#: The core's plain matmul and softmax, for what the kernel lacks: masks, windows, gradients, pages.
+(BLOCKED,) = (backend for backend in generic_backends(_KERNEL.dtypes) if backend.name == "blocked")
 
-    def check(request: Request, machine: Machine) -> tuple[str, ...]:
-        if request.structure_kind == "packed" and not request.structure_facts.host:
-            return (
-                "where only the device knows the boundaries it would mask them, and one document's NaN would spread",
-            )
-        return found.check(request, machine)
-
-    (found,) = (backend for backend in generic_backends(_KERNEL.dtypes) if backend.name == "blocked")
-    return replace(found, check=check)
-
-
-BACKENDS: tuple[Backend, ...] = (ROWS, _blocked())
+BACKENDS: tuple[Backend, ...] = (ROWS, BLOCKED)
