@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 #: Folders with the vendors' real Python packages that an emulator stands under, where they are not installed.
 PACKAGES = "EMULATED_PACKAGES"
 DTYPES = ("bfloat16", "float16", "float32")
+#: What the longest kit may take on a busy machine, in seconds.
+_PATIENCE = 1800
 
 
 class WorkerFailedError(RuntimeError):
@@ -69,6 +71,7 @@ class Room:
                 stderr=None if verbose else subprocess.PIPE,
                 text=True,
                 check=False,
+                timeout=_PATIENCE,
             )
         if done.returncode != 0:
             raise WorkerFailedError(f"{backend}: the worker ended with {done.returncode}\n{done.stderr or ''}")
@@ -87,7 +90,7 @@ class Room:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("POLYATTN_", *self.owned))}
         for backend in backends:
             clean |= self.variables(backend)
-        path = os.pathsep.join(filter(None, (str(ROOT), str(site), clean.get(PACKAGES))))
+        path = os.pathsep.join(filter(None, (str(ROOT), str(site), clean.get(PACKAGES), clean.get("PYTHONPATH"))))
         return clean | {"PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
 
     def command_line(self, description: str | None) -> argparse.ArgumentParser:
@@ -96,7 +99,9 @@ class Room:
             prog=f"python -m tests.emulators.{self.vendor}.run_kit", description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        parser.add_argument("backend", type=self._name, choices=self.backends, help=f"{self.vendor}:aiter, or aiter")
+        parser.add_argument(
+            "backend", type=self._name, choices=self.backends, help=f"with or without {self.vendor}: before it"
+        )
         parser.add_argument("--structures", type=_words, help="such as dense,packed (default: all, and the claims too)")
         parser.add_argument("--dtypes", type=_words, default=DTYPES)
         parser.add_argument("--named", default="", help="only cases whose name has this")

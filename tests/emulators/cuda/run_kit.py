@@ -62,7 +62,7 @@ def _installed(site: Path, backend: str) -> dict[str, str]:
     entry = f"cpu.{backend} = tests.emulators.cuda.wrapped:{backend}"
     (info / "entry_points.txt").write_text(f"[polyattn.backends]\n{entry}\n")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("POLYATTN_")}
-    path = os.pathsep.join(filter(None, (str(site), clean.get(PACKAGES))))
+    path = os.pathsep.join(filter(None, (str(site), clean.get(PACKAGES), clean.get("PYTHONPATH"))))
     return clean | {"PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
 
 

@@ -84,7 +84,7 @@ def environment(site: Path, torch_npu: str) -> dict[str, str]:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {torch_npu}\n")
     ours = ("POLYATTN_", "MINDIE_", "MINDIESD_", "ASCEND_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    path = os.pathsep.join(filter(None, (str(ROOT), str(site), clean.get(PACKAGES))))
+    path = os.pathsep.join(filter(None, (str(ROOT), str(site), clean.get(PACKAGES), clean.get("PYTHONPATH"))))
     # HOME: MindIE-SD writes its log there
     return clean | {
         "PYTHONPATH": path, "HOME": str(site), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1",
