@@ -50,6 +50,8 @@ class NpuTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "aten" and func.name() not in OWN:
+            if torch.is_inference_mode_enabled():
+                return _run_in_inference_mode(func, args, kwargs)
             return _run(func, args, kwargs)
         if func.namespace == "npu_emulator":  # a graph's, which has CPU tensors, but for a gradient that comes in
             return mapped(lift, func(*mapped(lower, args)))
@@ -96,6 +98,20 @@ class NpuTensor(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return f"NpuTensor({self.raw!r})"
+
+
+def _run_in_inference_mode(func: Any, args: Any, kwargs: Any) -> Any:
+    """As a device does it: ops in their parts, as outside of the mode, and an ordinary view of an ordinary tensor.
+
+    A wrapper that Python makes in this mode is an inference tensor, of any wrapper subclass. As a view torch then fails
+    to give it the version counter of what it is a view of.
+    """
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return func.decompose(*args, **kwargs)
+    if func.is_view and not args[0].is_inference():
+        with torch.inference_mode(False), torch.no_grad():
+            return _run(func, args, kwargs)
+    return _run(func, args, kwargs)
 
 
 def _is_a_number_in_a_place(tensor: NpuTensor, index: Any, value: Any) -> bool:

@@ -34,7 +34,8 @@ def lower(request: Request, features: Features) -> Request | str | None:
         return "a mask of the documents would bake their lengths into the captured graph"
     q, k, v = (batched(t) if kind == "packed" else t for t in (request.q, request.k, request.v))
     samples, heads = (facts.mask_shape or (q.shape[0], 1))[:2] if kind in ("mask", "bias") else (q.shape[0], 1)
-    shape = (1 if kind == "dense" else samples, heads, q.shape[1], k.shape[1])
+    alike = kind == "key_padding" and facts.queries == "all" and not positions  # all rows see what is kept
+    shape = (1 if kind == "dense" else samples, heads, 1 if alike else q.shape[1], k.shape[1])
     masked = replace(StructureFacts(), host=facts.host, mask_shape=shape, mask_grad=facts.mask_grad)
     masked = replace(masked, mask_dtype=facts.mask_dtype if kind == "bias" else "bool")
     return inner(request, target, q, k, v, masked, causal=False, window=None)
