@@ -167,3 +167,27 @@ for _ in range(2):
         env=os.environ | {"POLYATTN_STRICT": "1"},
     )  # fmt: skip
     assert run.stdout.split() == ["True"] * 4
+
+
+_WITHOUT_A_WINDOW = {
+    "spans": lambda: pa.Spans([[(1, 3)], [(0, 4)]]),
+    "tiles": lambda: pa.VideoTiles(pa.VideoLayout((1, 2, 3)), (1, 1, 3), topk=1),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, (None, None), (None, 0), (None, 2), (3, 0), 1])
+@pytest.mark.parametrize("name", _WITHOUT_A_WINDOW)
+def test_the_reference_refuses_a_window_where_the_call_does_and_takes_one_of_no_effect(
+    name: str, window: Any, causal: bool
+) -> None:
+    structure = _WITHOUT_A_WINDOW[name]()
+    no_effect = window in (None, (None, None)) or (causal and window in ((None, 0), (None, 2)))
+    for attend in (pa.attention, pa.reference_attention):
+        given = {"structure": structure, "causal": causal, "window": window}
+        if no_effect and not (causal and name == "tiles"):
+            want = pa.reference_attention(Q, Q, Q, structure=structure, causal=causal)
+            torch.testing.assert_close(attend(Q, Q, Q, **given).double(), want, atol=1e-5, rtol=0)
+        else:
+            with pytest.raises(pa.UnsupportedRequest):
+                attend(Q, Q, Q, **given)

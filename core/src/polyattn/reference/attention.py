@@ -92,15 +92,15 @@ def reference_attention(
     if structure.kind not in _MEANING:
         raise UnsupportedRequest(f"reference_attention has no meaning for {type(structure).__name__} yet")
     structure.check(*_checked_shapes(q, k, v, structure))
-    if gate is not None or structure.kind == "video_tiles":
-        check_combination(structure, causal, window_of(window, causal), softcap, return_lse, gate)
+    sides = window_of(window, causal)
+    check_combination(structure, causal, sides, softcap, return_lse, gate)
     if gate is not None:
         check_gate(gate, (*q.shape[:-1], v.shape[-1]))
     rule = Rule(
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         softcap=softcap,
         causal=causal,
-        window=window_of(window, causal),
+        window=sides,
         gate=None if gate is None else gate.to(dtype),
     )
     out, lse = _MEANING[structure.kind](q.to(dtype), k.to(dtype), v.to(dtype), structure, rule)

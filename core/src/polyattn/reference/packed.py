@@ -39,4 +39,4 @@ def _within_document(
 ) -> torch.Tensor:
     if structure.spans is None:
         return rule.positions(queries, keys, device)
-    return seen_with_spans(list(range(keys - queries, keys)), keys, structure.spans[document], rule, device)
+    return seen_with_spans(list(range(keys - queries, keys)), keys, structure.spans[document], device)

@@ -61,6 +61,6 @@ def _row(
         visible = rule.positions(queries, keys, q.device)
     else:
         where = list(range(keys - queries, keys))
-        visible = seen_with_spans(where, keys, structure.spans[row], rule, q.device)
+        visible = seen_with_spans(where, keys, structure.spans[row], q.device)
     answer, lse = masked_softmax(q[None], k[page, offset][None], v[page, offset][None], visible & exists, rule)
     return answer[0], lse[0]

@@ -38,9 +38,12 @@ class Rule:
 
 
 def window_of(window: int | Window | None, causal: bool) -> Window | None:
-    """The two inclusive counts that a window stands for: an int w is (w, 0) with causal, else (w, w)."""
+    """The two inclusive counts that a window stands for: an int w is (w, 0) with causal, else (w, w).
+
+    None where it hides nothing that causal does not: then it is no window.
+    """
     if isinstance(window, int):
         window = (window, 0) if causal else (window, window)
     if window is not None and any(side is not None and side < 0 for side in window):
         raise ValueError(f"window: counts beside the diagonal cannot be negative, got {window}")
-    return window
+    return None if window is not None and window[0] is None and (causal or window[1] is None) else window

@@ -23,17 +23,13 @@ def spans(
             for part in structure.query_ranges
             for offset in range(part.local_end - part.local_start)
         ]
-    rows = [seen_with_spans(where, keys, pairs, rule, q.device) for pairs in structure.full]
+    rows = [seen_with_spans(where, keys, pairs, q.device) for pairs in structure.full]
     visible = torch.stack(rows) if rows else torch.ones(0, queries, keys, dtype=torch.bool, device=q.device)
     return masked_softmax(q, k, v, visible[:, None], rule)
 
 
-def seen_with_spans(
-    where: list[int], keys: int, full: Iterable[tuple[int, int]], rule: Rule, device: torch.device
-) -> torch.Tensor:
+def seen_with_spans(where: list[int], keys: int, full: Iterable[tuple[int, int]], device: torch.device) -> torch.Tensor:
     """Bool [queries,keys] for queries at global positions `where` of one row with these full spans."""
-    if rule.window is not None:
-        raise ValueError(f"window: it has no meaning beside spans, got {rule.window}")
     position = torch.tensor(where, dtype=torch.int64, device=device)[:, None]
     key = torch.arange(keys, device=device)[None, :]
     visible = key <= position
