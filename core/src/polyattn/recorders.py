@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from polyattn.structures.base import Structure
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -19,6 +21,9 @@ class Recorder(Protocol):
         self, call: Callable[..., Any], qkv: Tensors, stated: dict[str, Any], about: Mapping[str, Any]
     ) -> Any:
         """Answer as `call(*qkv, **stated)` does; `about` is all that the call asks for, a layer's arguments too."""
+
+    def compiled(self, structure: Structure | None) -> None:
+        """Compiled code is about to make a call; raise UnsupportedRequest where it must not."""
 
 
 #: Thread -> its recorder; empty but for the moments of a warm-up and of a capture, so that a call looks at no more.

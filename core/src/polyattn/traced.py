@@ -17,6 +17,7 @@ from polyattn.arguments import check_combination, check_flag, checked, checked_s
 from polyattn.errors import UnsupportedRequest
 from polyattn.operators import define_once
 from polyattn.quant import Quant, as_quant, skipped
+from polyattn.recorders import here, recorders
 from polyattn.request import autocast_dtype, check_out, check_tensors
 from polyattn.scope import choices_here, logs_here, traced_choice, traced_step
 from polyattn.structures.anchors import living
@@ -186,6 +187,8 @@ def _answer(q: Any, k: Any, v: Any, *rest: Any) -> Any:
         structure = _structure(facts.kind, facts.detail, handle, anchors, (i0, i1))
         if facts.kind == "video_tiles" and anchors:
             structure = gated(structure, anchors[0], q, k, v)
+    if recorders and (recorder := here()) is not None:
+        recorder.compiled(structure)
     window = None if left == right == -1 else (None if left < 0 else left, None if right < 0 else right)
     token = None if facts.inside is None else choices_here.set((*choices_here.get(), facts.inside))
     try:

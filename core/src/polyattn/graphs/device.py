@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +37,22 @@ class GraphDevice:
                 f"(torch.{device.type}.{device.type.upper()}Graph); call the module itself",
                 platform=device.type,
             )
-        self.new: type[Graph] = graph
+        self._new: type[Graph] = graph
+        # so that other threads' work, such as a watchdog's of a process group, does not end it; xpu's have no modes
+        modes = "capture_error_mode" in inspect.signature(graph.capture_begin).parameters
+        self._how = {"capture_error_mode": "thread_local"} if modes else {}
+
+    def begin(self, pool: Any) -> Graph:
+        """A graph that records from now on what the current stream is given."""
+        graph = self._new()
+        graph.capture_begin(pool=pool, **self._how)
+        return graph
+
+    def end(self, graph: Graph) -> None:
+        """The recording is complete. It may be empty: two attention calls can follow each other."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Graph is empty")
+            graph.capture_end()
 
     def pool(self) -> Any:
         """Memory that the graphs of one entry share."""

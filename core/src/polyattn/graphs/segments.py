@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from polyattn.graphs.device import Graph, GraphDevice
 from polyattn.recorders import Tensors, unrecorded
 from polyattn.routing import Route
 from polyattn.scope import record_routes
-from polyattn.structures import Structure
+from polyattn.structures import KeyPadding, Structure
 
 #: Decides from what a call states whether it stays out of the graphs.
 Stays = Callable[[Mapping[str, Any]], bool]
@@ -32,6 +33,7 @@ class Break:
     """An attention call between two graphs: it reads and writes the graphs' memory.
 
     given  which of the module's structures it takes, so that each replay brings its own; None: the one in `stated`
+    queries  what the module makes of that one, a KeyPadding, by `with_queries`
     """
 
     call: Callable[..., Any]
@@ -40,9 +42,15 @@ class Break:
     out: torch.Tensor
     lse: torch.Tensor | None
     given: int | None
+    queries: Any
 
     def run(self, structures: Sequence[Structure]) -> None:
-        stated = self.stated if self.given is None else {**self.stated, "structure": structures[self.given]}
+        stated = self.stated
+        if self.given is not None:
+            brought = structures[self.given]
+            if isinstance(brought, KeyPadding) and self.queries is not None:
+                brought = brought.with_queries(self.queries)
+            stated = {**stated, "structure": brought}
         if self.lse is None:
             self.call(*self.qkv, **stated, out=self.out)
         else:
@@ -82,6 +90,9 @@ class Watching:
         self.seen.append(Seen(all(map(_may_be_captured, log.routes)), stated["structure"]))
         return answer
 
+    def compiled(self, structure: Structure | None) -> None:
+        """A call inside compiled code is part of its graph."""
+
 
 class Capturing:
     """The capture: a call that must stay eager ends a graph and begins the next one."""
@@ -90,38 +101,71 @@ class Capturing:
         self.made = Segments()
         self._device, self._seen, self._structures, self._stays = device, seen, structures, stays
         self._pool = device.pool()
+        self._recorded: Graph | None = None
         self._calls = 0
         self._unwritten: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self) -> None:
         """Record, from now on, the next graph."""
-        graph = self._device.new()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        self.made.graphs.append(graph)
+        self._recorded = self._device.begin(self._pool)
 
     def give_up(self) -> None:
-        """The module raised: nothing of this is replayed."""
-        self.made.graphs[-1].capture_end()
+        """The module raised: nothing of this is replayed. What the device says to that is not the cause."""
+        if self._recorded is not None:
+            with suppress(RuntimeError):
+                self._device.end(self._recorded)
 
     def end(self) -> None:
         """Also run what was recorded: that was not done yet, and the call that follows reads its results."""
-        self.made.graphs[-1].capture_end()
+        graph, self._recorded = self._recorded, None
+        assert graph is not None
+        self._device.end(graph)
+        self.made.graphs.append(graph)
         for static, answer in self._unwritten:
             static.copy_(answer)
         self._unwritten.clear()
-        self.made.graphs[-1].replay()
+        graph.replay()
+
+    def finish(self) -> None:
+        """The module has answered: the last graph."""
+        self.end()
+        if self._calls < len(self._seen):
+            raise self._other_calls("fewer")
+
+    def compiled(self, structure: Structure | None) -> None:
+        """A call inside compiled code, which cannot stay between graphs."""
+        if structure is not None and not structure.facts.capacity and self._place(structure) is not None:
+            raise UnsupportedRequest(
+                f"an attention call inside compiled code takes a {type(structure).__name__} that each replay would "
+                "bring: leave what holds the call uncompiled, or pass a Packed with capacity="
+            )
+
+    def _place(self, structure: Structure | None) -> int | None:
+        """Which of the module's arguments this is, or was made of."""
+        for place, one in enumerate(self._structures):
+            if one is structure or (
+                isinstance(structure, KeyPadding)
+                and isinstance(one, KeyPadding)
+                and structure.queries is not None
+                and one.with_queries(structure.queries) is structure
+            ):
+                return place
+        return None
+
+    def _other_calls(self, more_or_fewer: str) -> UnsupportedRequest:
+        return UnsupportedRequest(
+            f"the module made {len(self._seen)} attention calls when it was warmed up and makes {more_or_fewer} now: "
+            "which calls it makes must depend on shapes alone"
+        )
 
     def attention(
         self, call: Callable[..., Any], qkv: Tensors, stated: dict[str, Any], about: Mapping[str, Any]
     ) -> Any:
         number, self._calls = self._calls, self._calls + 1
         if number >= len(self._seen):
-            raise UnsupportedRequest(
-                f"the module made {len(self._seen)} attention calls when it was warmed up and makes more now: which "
-                "calls it makes must depend on shapes alone"
-            )
+            raise self._other_calls("more")
         structure, warm = stated["structure"], self._seen[number]
-        given = next((place for place, one in enumerate(self._structures) if one is structure), None)
+        given = self._place(structure)
         if structure is not None and given is None and structure is not warm.structure:
             raise UnsupportedRequest(
                 f"attention call {number} gets a {type(structure).__name__} made inside the module, which a graph "
@@ -152,7 +196,9 @@ class Capturing:
         if rest.get("gate") is not None:
             rest["gate"] = unowned(rest["gate"])
         q, k, v = map(unowned, qkv)
-        self.made.breaks.append(
-            Break(call, (q, k, v), rest, unowned(static), None if static_lse is None else unowned(static_lse), given)
-        )
+        kept_lse = None if static_lse is None else unowned(static_lse)
+        own = stated["structure"]
+        made = given is not None and own is not self._structures[given]
+        queries = own.queries if made else None
+        self.made.breaks.append(Break(call, (q, k, v), rest, unowned(static), kept_lse, given, queries))
         return static if static_lse is None else (static, static_lse)

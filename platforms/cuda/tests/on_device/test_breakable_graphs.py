@@ -60,10 +60,10 @@ def same(
 def test_a_dense_model_is_one_graph_and_its_forward_is_not_run_again() -> None:
     it = model()
     graph = BreakableGraph(it)
-    graph(rows(2, ROWS))
+    graph(rows(2, ROWS), None)
     runs = it.runs
     for _ in range(3):
-        graph(rows(2, ROWS))
+        graph(rows(2, ROWS), None)
     assert it.runs == runs
     same(graph, it, rows(2, ROWS))
     assert graph.breaks == [0]
@@ -83,6 +83,67 @@ def test_documents_with_capacity_stay_in_the_graph() -> None:
     for lengths in ([200, 100], [1, 299], [5, 6, 7]):
         same(graph, it, rows(ROWS), pa.Packed.from_lengths(lengths, capacity=(3, ROWS)), upto=sum(lengths))
     assert graph.breaks == [0]
+
+
+def test_lengths_are_those_of_the_structure_that_is_brought() -> None:
+    it = model()
+    graph = BreakableGraph(it)
+    first, second = (pa.Packed.from_lengths(lengths, capacity=(2, ROWS)) for lengths in ([200, 100], [1, 299]))
+    for structure in (first, second, first):
+        same(graph, it, rows(ROWS), structure)
+    assert graph.breaks == [0]
+
+
+def test_calls_that_follow_each_other_or_end_the_module_have_nothing_between_them() -> None:
+    def twice(x: torch.Tensor, structure: Any) -> torch.Tensor:
+        return pa.attention(*[pa.attention(x, x, x, structure=structure)] * 3, structure=structure)
+
+    graph = BreakableGraph(twice)
+    for lengths in ([300, 200], [17, 299]):
+        x, structure = rows(2, ROWS).unflatten(-1, (HEADS, HEAD_DIM)), pa.KeyPadding.from_lengths(lengths, ROWS)
+        torch.testing.assert_close(graph(x, structure), twice(x, structure))
+    assert graph.breaks == [2]
+
+
+def test_casts_of_autocast_outlive_its_scope() -> None:
+    """Its own copies of the weights are freed at the scope's end, and their memory is somebody else's then."""
+    it = Model(4).to(DEVICE)
+    graph = BreakableGraph(it)
+    for _ in range(3):
+        x = torch.randn(2, ROWS, WIDTH, device=DEVICE)
+        with torch.autocast("cuda", torch.bfloat16):
+            it(x)  # leaves copies of the weights behind
+            got = graph(x)
+            want = it(x)
+        noise = [torch.full((WIDTH, 3 * WIDTH), float("nan"), device=DEVICE, dtype=torch.bfloat16) for _ in range(30)]
+        del noise
+        torch.testing.assert_close(got[0], want[0], atol=0.1, rtol=0.02)
+
+
+def test_an_error_in_the_capture_is_the_modules_own_and_the_next_one_is_captured() -> None:
+    def model(x: torch.Tensor, structure: Any) -> torch.Tensor:
+        return pa.attention(x * 2, x, x, structure=structure) * 2
+
+    x = rows(2, ROWS).unflatten(-1, (HEADS, HEAD_DIM))
+    structure = pa.KeyPadding.from_lengths([300, 200], ROWS)
+    with pytest.raises(KeyError, match="mine"):
+        BreakableGraph(_failing_when_captured())(x, structure)
+    graph = BreakableGraph(model)
+    for _ in range(2):
+        torch.testing.assert_close(graph(x, structure), model(x, structure))
+
+
+def _failing_when_captured() -> Any:
+    runs: list[int] = []
+
+    def module(x: torch.Tensor, structure: Any) -> torch.Tensor:
+        runs.append(1)
+        x = pa.attention(x * 2, x, x, structure=structure) * 2
+        if len(runs) == 2:
+            raise KeyError("mine")
+        return x
+
+    return module
 
 
 def test_calls_kept_out_by_name_agree_with_the_whole_graph() -> None:
