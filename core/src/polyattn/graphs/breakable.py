@@ -124,7 +124,7 @@ class BreakableGraph:
         structures = [own[id(structure)] for structure in structures]
         for structure in structures:
             structure.to(device.device)
-        with device.stream(), _without_cached_casts():
+        with device.stream(), _without_cached_casts(device.device.type):
             watching = Watching()
             with recording(watching):
                 self._module(*args, **kwargs)
@@ -202,9 +202,12 @@ def _check_answer(leaves: list[Any]) -> None:
 
 
 @contextmanager
-def _without_cached_casts() -> Iterator[None]:
+def _without_cached_casts(kind: str) -> Iterator[None]:
     """Autocast's copies of weights die with the caller's scope: a graph makes its own."""
     cached = torch.is_autocast_cache_enabled()
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
     torch.set_autocast_cache_enabled(False)
     try:
         yield

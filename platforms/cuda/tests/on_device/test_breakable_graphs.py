@@ -101,7 +101,7 @@ def test_calls_that_follow_each_other_or_end_the_module_have_nothing_between_the
     graph = BreakableGraph(twice)
     for lengths in ([300, 200], [17, 299]):
         x, structure = rows(2, ROWS).unflatten(-1, (HEADS, HEAD_DIM)), pa.KeyPadding.from_lengths(lengths, ROWS)
-        torch.testing.assert_close(graph(x, structure), twice(x, structure))
+        torch.testing.assert_close(graph(x, structure), twice(x, structure), atol=0.02, rtol=0.02)
     assert graph.breaks == [2]
 
 
@@ -130,7 +130,7 @@ def test_an_error_in_the_capture_is_the_modules_own_and_the_next_one_is_captured
         BreakableGraph(_failing_when_captured())(x, structure)
     graph = BreakableGraph(model)
     for _ in range(2):
-        torch.testing.assert_close(graph(x, structure), model(x, structure))
+        torch.testing.assert_close(graph(x, structure), model(x, structure), atol=0.02, rtol=0.02)
 
 
 def _failing_when_captured() -> Any:
