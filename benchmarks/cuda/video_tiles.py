@@ -3,7 +3,7 @@
 The winners are what `polyattn/kernels/video_tiles.py` should name for this architecture.
 
 python benchmarks/cuda/video_tiles.py [--out DIR] [--small]      (TRITON_INTERPRET=1 to see it run without a GPU)
-python benchmarks/cuda/video_tiles.py --hopper                   256 tokens: the Hopper kernels beside a few others
+python benchmarks/cuda/video_tiles.py --hopper                   the Hopper kernels beside a few others
 
 The Hopper kernels could hang: each first runs in a process of its own, which ends if it takes too long.
 """
@@ -49,16 +49,24 @@ SMALL = (64,)
 #: Words of the command line: the Hopper kernels alone, and one of them in this process.
 _HOPPER, _TRY = "--hopper", "--try"
 #: What a Hopper kernel may take for its first calls, in seconds, compiling and starting Python included.
-_PATIENCE = 150
-#: Fields of each that is tried, the surest first: they are to be told apart by what they change.
-_HOPPER_FIELDS: tuple[dict[str, Any], ...] = (
-    {"roles": False}, {"roles": False, "stages": 3}, {"persistent": False}, {}, {"stages": 3}, {"box": 32},
-    {"box": 32, "stages": 3}, {"turns": True}, {"late": True}, {"once": True, "stages": 3}, {"box": 128},
-    {"turns": True, "box": 32, "stages": 3}, {"late": True, "turns": True, "box": 32, "stages": 3},
-    {"once": True, "late": True, "box": 32, "stages": 3}, {"once": True, "turns": True, "box": 32, "stages": 3},
-    {"copying": 40, "box": 32, "stages": 3}, {"box": 32, "stages": 3, "persistent": False},
-    {"keys": 64, "box": 32, "stages": 4},
-)  # fmt: skip
+_PATIENCE = 90
+#: Fields of each that is tried, by the rows of a video's tile, the surest first: they are to be told apart by what they
+#: change.
+_HOPPER_FIELDS: dict[int, tuple[dict[str, Any], ...]] = {
+    256: (
+        {"persistent": False}, {"box": 32, "stages": 3, "persistent": False},
+        {"box": 32, "stages": 3, "once": True, "persistent": False},
+        {"box": 32, "stages": 3, "turns": True, "persistent": False},
+        {"box": 32, "stages": 3, "once": True, "turns": True, "persistent": False},
+        {"box": 32, "stages": 3, "late": True, "turns": True, "persistent": False},
+        {"box": 32, "stages": 3, "copying": 40, "persistent": False},
+        {"box": 32, "stages": 3}, {"box": 32, "stages": 3, "once": True, "turns": True},
+    ),
+    64: tuple(
+        {"groups": 1, "keys": 64, "box": box, "stages": stages, "once": once, "persistent": persistent}
+        for box in (32, 64) for stages in (2, 3) for once in (False, True) for persistent in (False, True)
+    ),
+}  # fmt: skip
 
 
 def candidates(volume: int, *, small: bool) -> list[VideoTile]:
@@ -87,12 +95,12 @@ def main() -> int:
     record = Record("tiles of video attention", asked.small)
     clock = clock_of(asked.device)
     with torch.inference_mode():
-        for volume in SMALL if asked.small else (256,) if hopper else TILES:
+        for volume in SMALL if asked.small else TILES:
             work = short(volume, asked) if asked.small else work_of("720p", volume, _KEPT, asked.device, asked.dtype)
             tiles = candidates(volume, small=asked.small)
             if hopper:
-                usual = video_tile(architecture_of(asked.device), 128, 128, 2, 256, 256)
-                tiles = [usual] + [tile for tile in tiles if tile.stages == 3 and tile.described and tile.block_n == 64]
+                usual = video_tile(architecture_of(asked.device), 128, 128, 2, volume, volume)
+                tiles = [usual] + [tile for tile in tiles if tile.stages == 3 and tile.described == "kv"]
             tiles += hopper_candidates(volume, asked, record)
             winner = sweep(volume, tiles, work, asked, record, clock)
             if hopper:
@@ -110,7 +118,7 @@ def short(volume: int, asked: Asked) -> Work:
 
 def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
     """Those of the Hopper kernels that are right and come to an end, each seen in a process of its own."""
-    if asked.device.type == "cpu" or architecture_of(asked.device) != "sm_90" or volume < 128:
+    if asked.device.type == "cpu" or architecture_of(asked.device) != "sm_90":
         return []
     command = [sys.executable, __file__, _TRY]
     found = []
@@ -126,7 +134,7 @@ def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
         return "" if ran.returncode == 0 else (ran.stdout + ran.stderr).strip()[-300:]
 
     with ThreadPoolExecutor(6) as pool:
-        for fields, why in zip(_HOPPER_FIELDS, pool.map(told, _HOPPER_FIELDS), strict=True):
+        for fields, why in zip(_HOPPER_FIELDS[volume], pool.map(told, _HOPPER_FIELDS[volume]), strict=True):
             tile = video_hopper.HopperTile(**fields)
             if why:
                 record.missing[f"{volume}: {word(tile)}"] = why
@@ -139,7 +147,8 @@ def tried(fields: dict[str, Any]) -> int:
     """One Hopper kernel beside the tested one: short videos with every kind of tile, then the long one; 1 if wrong."""
     device = torch.empty(0, device="cuda").device
     tile = video_hopper.HopperTile(**fields)
-    usual = video_tile(architecture_of(device), 128, 128, 2, 256, 256)
+    volume = 64 if tile.groups == 1 else 256
+    usual = video_tile(architecture_of(device), 128, 128, 2, volume, volume)
     worst = 0.0
     layouts = (
         (pa.VideoLayout((5, 9, 9)), 0.3), (pa.VideoLayout((4, 8, 16), prefix=(7, 300)), 0.5),
@@ -149,7 +158,7 @@ def tried(fields: dict[str, Any]) -> int:
         for dtype, (layout, share), samples, heads, kv_heads in product(
             (torch.bfloat16, torch.float16), layouts, (1, 2), (4,), (4, 2)
         ):
-            tiles = pa.VideoTiles(layout, TILES[256], sparsity=1.0 - share, keep_sparse_numerics=True)
+            tiles = pa.VideoTiles(layout, TILES[volume], sparsity=1.0 - share, keep_sparse_numerics=True)
             q, gate, k, v = (
                 torch.randn(samples, layout.rows, some, 128, device=device, dtype=dtype)
                 for some in (heads, heads, kv_heads, kv_heads)
@@ -172,7 +181,7 @@ def tried(fields: dict[str, Any]) -> int:
             if not worst < 0.05:
                 print(f"wrong by {worst}: {layout}, {dtype}, {samples} samples, {kv_heads} KV heads")
                 return 1
-        long = work_of("720p", 256, _KEPT, device, torch.bfloat16)
+        long = work_of("720p", volume, _KEPT, device, torch.bfloat16)
         want, got = called(long, usual)().float(), called(long, tile)()
         far = (want - got.float()).nan_to_num(9e9).abs().max().item() / want.abs().max().item()
         milliseconds = min(clock_of(device).samples(called(long, tile), 3, 1, 0.0))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from polyattn.kernels import video_hopper_alone_kernel, video_hopper_kernel, video_hopper_parts
+from polyattn.kernels import video_hopper_kernel, video_hopper_parts
 
 #: What one wait may take, in seconds, before nobody is thought to end it.
 _PATIENCE = 60.0
@@ -283,10 +283,9 @@ def _dialect(machine: _Machine) -> dict[str, Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], device: Any, *args: Any, **constants: Any) -> None:
     """Stands in for `launch` of a Hopper kernel."""
-    module = next(one for one in (video_hopper_kernel, video_hopper_alone_kernel) if kernel in vars(one).values())
-    for name in ("num_warps", "enable_fp_fusion"):
+    for name in ("num_warps", "maxnreg", "enable_fp_fusion"):
         constants.pop(name)
-    texts = [Path(str(one.__file__)).read_text() for one in (video_hopper_parts, module)]
+    texts = [Path(str(one.__file__)).read_text() for one in (video_hopper_parts, video_hopper_kernel)]
     imports = r"^from (triton|polyattn)\S* import (\(.*?\)|[^(]*?)$"
     codes = [compile(re.sub(imports, "", text, flags=re.MULTILINE | re.DOTALL), "text", "exec") for text in texts]
     given = [

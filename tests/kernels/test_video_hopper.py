@@ -34,19 +34,19 @@ def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool)
     """As it is launched; `offline.py` knows Triton's own dialect alone."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from polyattn.kernels.video_hopper import listed_hopper, listed_hopper_alone
+    from polyattn.kernels.video_hopper import REGISTERS_OF, listed_hopper
 
-    kernel, warps = (listed_hopper, 4) if tile.roles else (listed_hopper_alone, 8)
+    kernel = listed_hopper
     types = {one.name: "constexpr" if one.is_constexpr else "i32" for one in kernel.params}
     types |= dict.fromkeys(("counter", "order", "starts", "ends", "steps", "taken"), "*i32")
     types |= dict.fromkeys(("k_described", "v_described"), f"tensordesc<{dtype}[{tile.box}, 64],{_LAYOUT}>")
     types |= {"q": f"*{dtype}", "out": f"*{dtype}", "outer": "fp32"}
     constants: dict[str, Any] = {
-        "UNIT": 8, "SIGN": 1.0, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
+        "UNIT": 8, "SIGN": 1.0, "GROUPS": tile.groups, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
         "TURNS": tile.turns, "LATE": tile.late, "ONCE": tile.once, "COPYING": tile.copying,
     }  # fmt: skip
     for name, kind, there in (
-        ("counter", "*i32", tile.persistent and tile.roles),
+        ("counter", "*i32", tile.persistent),
         ("gate", f"*{dtype}", gated),
         ("coarse", "*fp32", gated),
         ("lse", "*fp32", lse),
@@ -57,7 +57,8 @@ def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool)
     aligned = [kernel.arg_names.index(name) for name in ("q", "out", *(("gate",) if gated else ()))]
     attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
     source = GluonASTSource(kernel, types, constants, attributes)
-    return triton.compile(source, target=TARGETS["sm_90"][0], options={"num_warps": warps, "enable_fp_fusion": True})
+    options = {"num_warps": 4, "maxnreg": REGISTERS_OF[tile.groups], "enable_fp_fusion": True}
+    return triton.compile(source, target=TARGETS["sm_90"][0], options=options)
 
 
 def _blocks(cubin: bytes, folder: Path) -> list[str]:
@@ -78,7 +79,7 @@ CASES = {
     "late": (HopperTile(stages=3, late=True), "bf16", True, False, False),
     "once": (HopperTile(stages=3, once=True), "bf16", True, False, False),
     "boxes of 128": (HopperTile(box=128), "bf16", False, False, False),
-    "without roles": (HopperTile(stages=3, roles=False), "bf16", True, True, True),
+    "one group": (HopperTile(groups=1, keys=64, stages=3, persistent=False), "bf16", True, True, True),
     "steps of 64": (HopperTile(box=32, keys=64, stages=4), "bf16", True, False, False),
 }
 
@@ -89,10 +90,12 @@ def test_it_compiles_and_fits(case: str) -> None:
     kernel = _compiled(tile, *rest)
     registers, stack = _usage_of_cubin(kernel.asm["cubin"])
     sys.stdout.write(f"{case}: {registers} registers at first, {stack} stack, {kernel.metadata.shared} shared\n")
-    assert kernel.metadata.num_warps == (12 if tile.roles else 8)
-    assert registers * kernel.metadata.num_warps * 32 <= 65_536
+    assert kernel.metadata.num_warps == 4 * (tile.groups + 1)
+    programs = 3 - tile.groups
+    assert programs * registers * kernel.metadata.num_warps * 32 <= 65_536
     assert stack <= _STACK
-    assert kernel.metadata.shared <= tile.shared <= TARGETS["sm_90"][1]
+    assert kernel.metadata.shared <= tile.shared
+    assert programs * (tile.shared + 1024) <= TARGETS["sm_90"][1] + 1024  # each takes 1 KiB more than it asks for
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -101,7 +104,7 @@ def test_a_step_weighs_its_scores_while_products_run(case: str, tmp_path: Path) 
     tile, *rest = CASES[case]
     blocks = _blocks(_compiled(tile, *rest).asm["cubin"], tmp_path)
     steps = [place for place, text in enumerate(blocks) if "gsb0, 0x1" in text]
-    assert len(steps) == (4 if tile.roles else 2)  # for each group, a loop without and one with a mask
+    assert len(steps) == 2 * tile.groups  # a loop without and one with a mask
     for place in steps:
         waits = re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", "".join(blocks[place : place + 4]), maxsplit=1)[0]
         started, weighed = waits.split("gsb0, 0x1", 1)

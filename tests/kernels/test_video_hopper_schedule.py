@@ -46,8 +46,8 @@ TILES = {
     "once": HopperTile(once=True, stages=3),
     "once, turns, two stages": HopperTile(once=True, turns=True, late=True),
     "a program an item": HopperTile(persistent=False),
-    "without roles": HopperTile(roles=False, stages=3),
-    "without roles, boxes of 32": HopperTile(roles=False, box=32),
+    "one group": HopperTile(groups=1, keys=64, stages=3),
+    "one group, a program an item": HopperTile(groups=1, keys=64, box=32, stages=3, persistent=False),
     "steps of 64": HopperTile(box=32, keys=64, stages=4),
     "boxes of 128": HopperTile(box=128, stages=3, turns=True),
 }

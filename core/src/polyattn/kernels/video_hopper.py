@@ -27,37 +27,38 @@ from polyattn.kernels.video_fine import (
     in_order,
     sign_of,
 )
-from polyattn.kernels.video_hopper_alone_kernel import listed_hopper_alone
 from polyattn.kernels.video_hopper_kernel import listed_hopper
-from polyattn.kernels.video_hopper_parts import ITEM, PANEL, WIDTH
+from polyattn.kernels.video_hopper_parts import PANEL, ROWS, WIDTH
 
 _ARCHITECTURE = "sm_90"
-_WIDTH, _ITEM, _PANEL = int(WIDTH.value), int(ITEM.value), int(PANEL.value)
+_WIDTH, _ROWS, _PANEL = int(WIDTH.value), int(ROWS.value), int(PANEL.value)
 #: Shared memory of a program; the bytes of its barriers, and of what the two groups are handed over.
 _SHARED, _SMALL = 232_448, 1024
+#: Registers of a thread as a program starts, by its groups: of one, two programs are to fit.
+REGISTERS_OF = {1: 128, 2: 168}
 #: The first place that 32 bits do not hold.
 _INT32 = 1 << 31
 
 
 class HopperTile(NamedTuple):
-    """How the fine branch is cut on Hopper; 128 query rows a program.
+    """How the fine branch is cut on Hopper.
 
     box         keys of one entry of the steps: how finely partial blocks are told
     keys        keys of one step of a program
     stages      steps in flight
-    roles       a warp that copies, and two groups with 64 rows each; else all do all, and the rest does not count
+    groups      of four warps with 64 query rows each: two, or one and two programs a multiprocessor
     turns       whether the two groups of warps take turns with their products
     late        whether sums shrink behind the start of the next products, not before
     once        whether keys and values are given back at once: with fewer barriers, but later
-    copying     registers of a thread that copies; what is left of 504 the two others share
-    persistent  as many programs as the device has multiprocessors, each of which takes 128 rows whenever it is done
-                with others; else one for each 128 rows
+    copying     registers of a thread that copies; the others share what is left
+    persistent  as many programs as the device holds, each of which takes rows whenever it is done with others; else
+                one for each rows
     """
 
     box: int = 64
     keys: int = 128
     stages: int = 2
-    roles: bool = True
+    groups: int = 2
     turns: bool = False
     late: bool = False
     once: bool = False
@@ -67,7 +68,7 @@ class HopperTile(NamedTuple):
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a program, at most."""
-        return (_ITEM + 2 * self.stages * self.keys) * _WIDTH * 2 + _SMALL
+        return (self.groups * _ROWS + 2 * self.stages * self.keys) * _WIDTH * 2 + _SMALL
 
 
 def refused(arch: str, q: torch.Tensor, v: torch.Tensor, keys: Blocks, tile: HopperTile) -> str | None:
@@ -84,6 +85,8 @@ def refused(arch: str, q: torch.Tensor, v: torch.Tensor, keys: Blocks, tile: Hop
         return f"fewer than {_INT32} rows of keys are served"
     if tile.keys not in (64, 128) or tile.box not in (32, 64, 128) or tile.box > tile.keys:
         return f"no steps of {tile.keys} keys in boxes of {tile.box}"
+    if tile.groups not in (1, 2) or (tile.turns and tile.groups == 1):
+        return f"no {tile.groups} groups of warps{' that take turns' if tile.turns else ''}"
     return None if tile.shared <= _SHARED else f"{tile.shared} bytes of shared memory are needed, {_SHARED} are there"
 
 
@@ -147,21 +150,22 @@ def start(
     unit = _unit(strides, q.element_size())
     factors = score_factors(abs(scale) or 1.0, 0.0, q.element_size())
     order = places(q.shape[1], q.device) if queries.order is None else queries.order
-    parts = max(1, -(-queries.largest // _ITEM))
+    parts = max(1, -(-queries.largest // (tile.groups * _ROWS)))
     items = parts * queries.number * heads * samples
     programs, counter = items, None
-    if tile.persistent and tile.roles:
-        programs, counter = min(items, multiprocessors(q.device)), q.new_zeros(1, dtype=torch.int32)
+    if tile.persistent:
+        held = multiprocessors(q.device) * (1 if tile.groups == 2 else 2)
+        programs, counter = min(items, held), q.new_zeros(1, dtype=torch.int32)
     launch(
-        listed_hopper if tile.roles else listed_hopper_alone, (programs,), q.device,
+        listed_hopper, (programs,), q.device,
         q, out, lse, gate, None if coarse is None else coarse.values, described(k_packed, tile.box),
         described(v_packed, tile.box), counter, order, queries.starts, queries.ends, steps, taken,
         *(stride // unit for stride in strides), *((0, 0) if lse is None else lse.stride()[:2]), list_batch, list_head,
         width, listed.every, listed.used, listed.used, queries.number, parts, heads, heads // kv_heads, items,
         factors.outer,
-        UNIT=unit, SIGN=sign_of(scale), EVERY=listed.every > 0, BOX=tile.box, KEYS=tile.keys, STAGES=tile.stages,
-        TURNS=tile.turns, LATE=tile.late, ONCE=tile.once, COPYING=tile.copying, num_warps=4 if tile.roles else 8,
-        enable_fp_fusion=factors.fused,
+        UNIT=unit, SIGN=sign_of(scale), GROUPS=tile.groups, EVERY=listed.every > 0, BOX=tile.box, KEYS=tile.keys,
+        STAGES=tile.stages, TURNS=tile.turns, LATE=tile.late, ONCE=tile.once, COPYING=tile.copying, num_warps=4,
+        maxnreg=REGISTERS_OF[tile.groups], enable_fp_fusion=factors.fused,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Exact attention of blocks of query rows over listed key blocks, forward, on Hopper: the kernel, in Gluon.
 
-One warp copies keys and values into shared memory; two groups of four warps have 64 query rows of one list each. A
+One warp copies keys and values into shared memory; groups of four warps have 64 query rows of one list each. A
 group starts the products of a step's scores and those of the step before with its values, and takes in the new scores
 while the latter run. `video_fine_kernel.py` says what is computed.
 """
@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from polyattn.kernels.video_hopper_parts import (
     INDICES,
+    ROWS,
     RUNTIME,
     WIDTH,
     copy,
@@ -26,15 +27,16 @@ from polyattn.kernels.video_hopper_parts import (
     weighed,
 )
 
-#: Query rows of a group; registers of a thread for which three groups of 128 threads have room, all together.
-ROWS, REGISTERS = gl.constexpr(64), gl.constexpr(504)
+#: Registers of a thread for which three groups of 128 threads have room, all together.
+REGISTERS = gl.constexpr(504)
 
 
 @gluon.jit
 def _copies(
     k_described, v_described, tiles, barriers, telling, counter, tables, list_batch, list_head, width, every, used,
     lines, blocks, parts, heads, group, items,
-    EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, ONCE: gl.constexpr,
+    GROUPS: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """What the copying warp does: keys of a step, then values of the step before, as they are asked for."""
     k_tiles, v_tiles = tiles[1], tiles[2]
@@ -54,7 +56,7 @@ def _copies(
             mbarrier.arrive(told_full.index(asked % 2), count=1)
         _block, head, sample, _start, _end, boxes, count = item_of(
             item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
-            EVERY, BOX, KEYS,
+            GROUPS, EVERY, BOX, KEYS,
         )  # fmt: skip
         line = ((sample * (heads // group) + head // group) * lines).to(gl.int32)
         for step in range(count + 1):
@@ -149,7 +151,7 @@ def _answer(
     q_tiles, k_tiles, v_tiles = tiles
     k_full, k_empty, v_full, v_empty, _ = barriers
     q_tile = q_tiles.index(HALF)
-    live, rows = queries_in(q, order, place, end, q_row, q_tile, ROWS, SIGN, MOVED)
+    live, rows = queries_in(q, order, place, end, q_row, q_tile, SIGN, MOVED)
     peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     acc = gl.zeros([ROWS, WIDTH], gl.float32, ACC)
@@ -183,7 +185,7 @@ def _answer(
     if not ONCE:
         mbarrier.arrive(v_empty.index(slot), count=1)
     output(
-        out, lse, weight, coarse, acc, total, peak, order, place, end, live, rows, o_row, q_tile, ROWS, ACC, MOVED
+        out, lse, weight, coarse, acc, total, peak, order, place, end, live, rows, o_row, q_tile, ACC, MOVED
     )  # fmt: skip
 
 
@@ -192,8 +194,9 @@ def _answers(
     q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers, telling,
     counter, tables,
     list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-    HALF: gl.constexpr, UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr,
+    HALF: gl.constexpr, GROUPS: gl.constexpr, UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr,
+    BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does: the first or the second ROWS rows of each item."""
     starts, ends, steps, taken = tables
@@ -208,7 +211,7 @@ def _answers(
     while item < items:
         block, head, sample, place, end, boxes, count = item_of(
             item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
-            EVERY, BOX, KEYS,
+            GROUPS, EVERY, BOX, KEYS,
         )  # fmt: skip
         place += HALF * ROWS
         if place < end:
@@ -243,10 +246,11 @@ def listed_hopper(
     q, out, lse, gate, coarse, k_described, v_described, counter, order, starts, ends, steps, taken,
     q_batch, q_row, q_head, o_batch, o_row, o_head, g_batch, g_row, g_head, lse_batch, lse_head, list_batch, list_head,
     width, every, used, lines, blocks, parts, heads, group, items, outer,
-    UNIT: gl.constexpr, SIGN: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
-    STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr, COPYING: gl.constexpr,
+    UNIT: gl.constexpr, SIGN: gl.constexpr, GROUPS: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, LATE: gl.constexpr, ONCE: gl.constexpr,
+    COPYING: gl.constexpr,
 ):  # fmt: skip
-    """Items are 128 rows of a query block: parts fastest, then blocks, heads, samples.
+    """Items are GROUPS times 64 rows of a query block: parts fastest, then blocks, heads, samples.
 
     As `listed_kernel` but for these; all head dims are 128, and rows of keys behind a partial box must be finite.
     counter                   0, where a program takes another item whenever it is done with one; None: it takes one
@@ -257,7 +261,7 @@ def listed_hopper(
     """
     dtype: gl.constexpr = k_described.dtype
     LAYOUT: gl.constexpr = k_described.layout
-    q_tiles = gl.allocate_shared_memory(dtype, [2, ROWS, WIDTH], LAYOUT)
+    q_tiles = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, WIDTH], LAYOUT)
     k_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, WIDTH], LAYOUT)
     v_tiles = gl.allocate_shared_memory(dtype, [STAGES, KEYS, WIDTH], LAYOUT)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -267,9 +271,9 @@ def listed_hopper(
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_full.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=2)
+        mbarrier.init(k_empty.index(slot), count=GROUPS)
         mbarrier.init(v_full.index(slot), count=1)
-        mbarrier.init(v_empty.index(slot), count=2)
+        mbarrier.init(v_empty.index(slot), count=GROUPS)
     for half in gl.static_range(2):
         mbarrier.init(turns.index(half), count=1)
     told = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -277,7 +281,7 @@ def listed_hopper(
     told_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(2):
         mbarrier.init(told_full.index(place), count=1)
-        mbarrier.init(told_empty.index(place), count=2)
+        mbarrier.init(told_empty.index(place), count=GROUPS)
     telling = (told, told_full, told_empty)
     tiles = (q_tiles, k_tiles, v_tiles)
     barriers = (k_full, k_empty, v_full, v_empty, turns)
@@ -285,23 +289,40 @@ def listed_hopper(
     q_strides = (q_batch, q_row, q_head)
     o_strides = (o_batch, o_row, o_head)
     g_strides = (g_batch, g_row, g_head)
-    gl.warp_specialize(
-        [
-            (_answers, (
-                q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
-                telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-                0, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
-            )),
-            (_answers, (
-                q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
-                telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
-                1, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
-            )),
-            (_copies, (
-                k_described, v_described, tiles, barriers, telling, counter, tables, list_batch, list_head, width,
-                every, used, lines, blocks, parts, heads, group, items, EVERY, BOX, KEYS, STAGES, ONCE,
-            )),
-        ],
-        [4, 1],
-        [(REGISTERS - COPYING) // 16 * 8, COPYING],
-    )  # fmt: skip
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_answers, (
+                    q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
+                    telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
+                    0, GROUPS, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
+                )),
+                (_copies, (
+                    k_described, v_described, tiles, barriers, telling, counter, tables, list_batch, list_head, width,
+                    every, used, lines, blocks, parts, heads, group, items, GROUPS, EVERY, BOX, KEYS, STAGES, ONCE,
+                )),
+            ],
+            [1],
+            [COPYING],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_answers, (
+                    q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
+                    telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
+                    0, GROUPS, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
+                )),
+                (_answers, (
+                    q, out, lse, gate, coarse, order, q_strides, o_strides, g_strides, lse_batch, lse_head, tiles, barriers,
+                    telling, counter, tables, list_batch, list_head, width, every, used, blocks, parts, heads, items, outer,
+                    1, GROUPS, UNIT, SIGN, EVERY, BOX, KEYS, STAGES, TURNS, LATE, ONCE,
+                )),
+                (_copies, (
+                    k_described, v_described, tiles, barriers, telling, counter, tables, list_batch, list_head, width,
+                    every, used, lines, blocks, parts, heads, group, items, GROUPS, EVERY, BOX, KEYS, STAGES, ONCE,
+                )),
+            ],
+            [4, 1],
+            [(REGISTERS - COPYING) // 16 * 8, COPYING],
+        )  # fmt: skip

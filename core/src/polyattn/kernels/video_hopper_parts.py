@@ -9,8 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-#: Head dim of keys and values; query rows of an item; columns of one copy: 128 bytes, within which rows are swizzled.
-WIDTH, ITEM, PANEL = gl.constexpr(128), gl.constexpr(128), gl.constexpr(64)
+#: Head dim of keys and values; query rows of a group; columns of one copy: 128 bytes, within which rows are swizzled.
+WIDTH, ROWS, PANEL = gl.constexpr(128), gl.constexpr(64), gl.constexpr(64)
 #: Triton 3.6 has other names for two functions than its successors.
 _OLD = gl.constexpr(hasattr(gl.shared_memory_descriptor, "_reinterpret"))
 _load = tma.async_copy_global_to_shared if _OLD else tma.async_load
@@ -27,7 +27,7 @@ INDICES = ("order", "starts", "ends", "steps", "taken", "lse", "coarse")
 @gluon.jit
 def item_of(
     item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
-    EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
+    GROUPS: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
     """An item -> its block, head, sample, first place, the block's end, boxes, and steps of KEYS keys; 0 without rows.
 
@@ -37,7 +37,7 @@ def item_of(
     block = item // parts % blocks
     head = item // parts // blocks % heads
     sample = (item // parts // blocks // heads).to(gl.int64)
-    place = gl.load(starts + block) + part * ITEM
+    place = gl.load(starts + block) + part * (GROUPS * ROWS)
     end = gl.load(ends + block)
     row = sample * list_batch + head * list_head.to(gl.int64) + block
     dense = 0
@@ -119,7 +119,7 @@ def copy(
 
 
 @gluon.jit
-def live_rows(order, place, end, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+def live_rows(order, place, end, LAYOUT: gl.constexpr):
     """Places [place, place + ROWS) of a block that ends at `end` -> live, tensor rows."""
     places = place + gl.arange(0, ROWS, LAYOUT)
     live = places < end
@@ -135,10 +135,10 @@ def _whole_rows(base, rows, row, MOVED: gl.constexpr):
 
 @gluon.jit
 def queries_in(
-    q, order, place, end, q_row, q_tile, ROWS: gl.constexpr, SIGN: gl.constexpr, MOVED: gl.constexpr
+    q, order, place, end, q_row, q_tile, SIGN: gl.constexpr, MOVED: gl.constexpr
 ):  # fmt: skip
     """Rows of q, times SIGN, into shared memory -> live, tensor rows."""
-    live, rows = live_rows(order, place, end, ROWS, gl.SliceLayout(1, MOVED))
+    live, rows = live_rows(order, place, end, gl.SliceLayout(1, MOVED))
     tile = gl.load(_whole_rows(q, rows, q_row, MOVED), mask=live[:, None], other=0.0)
     if SIGN != 1.0:
         tile = (tile.to(gl.float32) * SIGN).to(tile.dtype)
@@ -181,7 +181,7 @@ def weighed(scores, total, peak, outer, SOME: gl.constexpr):
 @gluon.jit
 def output(
     out, lse, weight, coarse, acc, total, peak, order, place, end, live, rows, o_row, q_tile,
-    ROWS: gl.constexpr, ACC: gl.constexpr, MOVED: gl.constexpr,
+    ACC: gl.constexpr, MOVED: gl.constexpr,
 ):  # fmt: skip
     """As `_write` of `video_fine_kernel.py`; `weight` is the gate's rows or None."""
     total = gl.convert_layout(total, gl.SliceLayout(1, ACC))
@@ -191,7 +191,7 @@ def output(
     result = gl.where(answered[:, None], acc * (1.0 / total)[:, None], 0.0)
     if lse is not None:
         natural = (gl.convert_layout(peak, gl.SliceLayout(1, ACC)) + gl.log2(total)) * 0.6931471805599453
-        _, targets = live_rows(order, place, end, ROWS, gl.SliceLayout(1, ACC))
+        _, targets = live_rows(order, place, end, gl.SliceLayout(1, ACC))
         gl.store(lse + targets.to(gl.int64), gl.where(answered, natural, float("-inf")), mask=mine)
     # the queries are done with: through their place in shared memory, whole lines are read and written
     if weight is not None:
