@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -100,6 +101,15 @@ def test_the_core_needs_torch_alone(wheels: dict[str, Path]) -> None:
 def test_the_core_has_every_extra_of_the_design(wheels: dict[str, Path]) -> None:
     extras = set(metadata(wheels["polyattn"]).get_all("Provides-Extra") or [])
     assert extras == {*VENDORS, "cli", "demo", "diffusers", "transformers", "bench", "test", "docs"}
+
+
+def test_what_several_extras_bring_has_one_bound(wheels: dict[str, Path]) -> None:
+    bounds: dict[str, set[str]] = {}
+    for need in needs(wheels["polyattn"]):
+        stated, _, _ = need.partition(";")
+        name = re.split(r"[^\w.-]", stated)[0]
+        bounds.setdefault(name, set()).add(stated.strip())
+    assert {name: stated for name, stated in bounds.items() if len(stated) > 1} == {}
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

@@ -17,6 +17,7 @@ from polyattn.bench.shapes import SHAPES, workload_of
 from polyattn.bench.timing import clock_of
 from polyattn.bench.trial import Trial, try_backends
 from polyattn.cli.failure import UsageError
+from polyattn.cli.progress import progress
 from polyattn.cli.report import Section, show, show_json
 from polyattn.discovery import backends_of, current_platform
 from polyattn.errors import UnsupportedRequest
@@ -42,7 +43,12 @@ def bench(wanted: Wanted, *, as_json: bool) -> int:
     platform = current_platform.platform
     _check(wanted, platform)
     machine = current_platform.machine()
-    trials = {name: _trial(name, wanted, platform) for name in wanted.shapes or SHAPES}
+    trials = {}
+    names = tuple(dict.fromkeys(wanted.shapes or SHAPES))
+    with progress(names) as begins:
+        for name in names:
+            begins(name)
+            trials[name] = _trial(name, wanted, platform)
     facts = facts_of(trials, machine)
     if wanted.write_order is not None:
         _write(wanted.write_order, orders_of(trials, machine))
