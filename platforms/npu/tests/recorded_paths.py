@@ -50,7 +50,7 @@ def _laser(backend: str) -> None:
     os.environ["MINDIE_SD_FA_TYPE"] = "ascend_laser_attention"
     pa.reload_environment()
     padding = pa.KeyPadding.from_lengths([2304], 4096, queries="all")
-    pa.attention(q, q, q, structure=padding, backend=backend, options=(NpuOptions(laser_max_abs=8.0),))
+    pa.attention(q, q, q, structure=padding, backend=backend, options=(NpuOptions(laser_max_abs=4.0),))
     del os.environ["MINDIE_SD_FA_TYPE"]
     pa.reload_environment()
 

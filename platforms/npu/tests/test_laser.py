@@ -63,7 +63,9 @@ def test_it_comes_last_unless_it_is_asked_for() -> None:
         asked(kind="prefix_kv", **kept(2048, "same")),
         asked(**options(op_type=LASER, op_layout="BNSD", opt_mode="manual")),
         asked(**options(laser_input_scale=8)),
-        asked(**options(laser_max_abs=1e4)),
+        asked(**options(laser_max_abs=7.9)),
+        asked(**options(laser_max_abs=3.9), dtype="float16"),
+        asked(**options(laser_max_abs=1e4), scale=1e-8),
         asked(scale=0.0),
         asked(scale=-0.1),
     ],
@@ -82,6 +84,7 @@ def test_what_is_taken(request_) -> None:
         (asked(kind="prefix_kv", **kept(1000, "same")), ("1000 queries and 1000 keys",)),
         (asked(dim=160), ("head_dim 160",)),
         (asked(dtype="float32"), ("float32",)),
+        (asked(dtype="float32", **options(laser_max_abs=300.0)), ("dtype float32 not in",)),
         (asked(causal=True), ("causal",)),
         (asked(lse=True), ("LSE",)),
         (asked(grad=True), ("gradients",)),
@@ -96,6 +99,9 @@ def test_what_is_taken(request_) -> None:
         (asked(**options(laser_input_scale=2**15)), ("16384", "laser_input_scale")),
         (asked(**options(laser_input_scale=2**13)), ("divided by 8192", "too coarsely")),
         (asked(**options(laser_max_abs=4e4)), ("too coarsely",)),
+        (asked(**options(laser_max_abs=300.0)), ("logits reach 9e+04", "float32", "laser_input_scale=16 in its place")),
+        (asked(**options(laser_max_abs=8.1), dim=64), ("logits reach 65.6", "laser_input_scale=1 in its place")),
+        (asked(**options(laser_max_abs=4.1), dtype="float16"), ("logits reach 16.8",)),
         (asked(keys=4100, scale=1e-6), ("scale 1e-06", "multiple of 256", "laser_input_scale=32")),
     ],
 )
@@ -126,6 +132,14 @@ def test_an_input_scale_that_a_refusal_suggests_is_taken_and_the_least_that_is()
         assert reasons(halved) != "", (option, request.scale)
     kinds = {("max_abs" if option.laser_max_abs else "scale") for _, option, _ in suggestions()}
     assert kinds == {"max_abs", "scale"}
+
+
+def test_an_input_scale_in_the_place_of_a_declared_range_is_taken_as_it_is() -> None:
+    for max_abs, keys in product((8.1, 25.0, 300.0, 9e3), (4096, 4100)):
+        told = reasons(asked(keys=keys, **options(laser_max_abs=max_abs)))
+        stated = re.search(r"laser_input_scale=(\d+) in its place", told)
+        assert stated, told
+        assert reasons(asked(keys=keys, **options(laser_input_scale=int(stated[1])))) == ""
 
 
 def test_no_input_scale_is_suggested_where_each_is_refused() -> None:
@@ -208,15 +222,24 @@ def scene_by_name_option_or_variable_and_never_unasked() -> None:
 
 def scene_bf16_outliers_overflow_and_the_scaling_cures_it() -> None:
     q, v = drawn(1, 2048, 1, 64) * 256, drawn(1, 2048, 1, 64)
-    loud = {"scale": 1e-5, "backend": "laser"}
+    loud = {"scale": 1e-6, "backend": "laser"}
     from tests.emulators.npu.stack import using
 
     with using(lint=False):
         assert bool(ran(q, q, v, **loud)[0].isnan().any())
     for stated in ({"laser_max_abs": 1300.0}, {"laser_input_scale": 64}):
         out, call = ran(q, q, v, **loud, options=NpuOptions(**stated))
-        assert call["scale_value"] == 1e-5 * 64 * 64
-        close(out, q, q, v, scale=1e-5)
+        assert call["scale_value"] == 1e-6 * 64 * 64
+        close(out, q, q, v, scale=1e-6)
+
+
+def scene_a_declared_range_that_is_taken_is_exact_to_its_dtype() -> None:
+    for dtype, max_abs, tolerance in ((torch.float16, 3.98, 5e-3), (torch.bfloat16, 7.9, 2e-2)):
+        q, k = ((drawn(1, rows, 1, 64).float() / 2**0.5).erf() * max_abs for rows in (2048, 2049))  # evenly spread
+        q, k, v = q.to(dtype), k.to(dtype), drawn(1, 2049, 1, 64).to(dtype)
+        want = pa.reference_attention(q, k, v)
+        found = ran(q, k, v, backend="laser", options=NpuOptions(laser_max_abs=max_abs + 0.02))[0]
+        assert float((found - want).abs().max()) <= tolerance * float(want.abs().max())
 
 
 def scene_prefixes_and_one_document() -> None:

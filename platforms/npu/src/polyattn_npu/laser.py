@@ -19,8 +19,10 @@ from polyattn_npu.laser_range import (
     is_taken,
     largest_score,
     least_scale,
+    likely_logit,
     positive,
     too_coarse,
+    too_rough,
 )
 from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
@@ -127,6 +129,10 @@ def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
             f"inputs divided by {factor} at scale {request.scale:.3g} leave scores that float16 rounds too coarsely: a "
             "smaller laser_input_scale or laser_max_abs, or npu:fusion or npu:mindie, which score in float32",
         )
+    if chosen.laser_input_scale is None and chosen.laser_max_abs is not None:
+        reasons = _of_digits(request, chosen.laser_max_abs, factor)
+        if reasons:
+            return reasons
     if keys % BLOCK and -TAIL * positive(request.scale) * factor * factor < BELOW:
         least = 2 ** math.ceil(math.log2(BELOW / -TAIL / positive(request.scale)) / 2)
         divided = f", or laser_input_scale={least}," if is_taken(least, request.scale) else ""
@@ -135,3 +141,13 @@ def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
             f"a multiple of {BLOCK} keys{divided} avoids it",
         )
     return ()
+
+
+def _of_digits(request: Request, max_abs: float, factor: int) -> tuple[str, ...]:
+    if not too_rough(max_abs, request.head_dim, request.scale, request.dtype):
+        return ()
+    return (
+        f"laser_max_abs={max_abs} lets logits reach {likely_logit(max_abs, request.head_dim, request.scale):.3g} and "
+        "more, of which float16 keeps 11 bits whatever q and k are divided by: npu:fusion and npu:mindie score in "
+        f"float32, or laser_input_scale={factor} in its place has such logits rounded",
+    )

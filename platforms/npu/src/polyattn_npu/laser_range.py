@@ -1,10 +1,13 @@
 """What float16 scores ask of `npu:laser`'s inputs: the rows between which it runs, and what they are divided by.
 
 The op stores unscaled scores in float16: one beyond 65504 makes its rows NaN. Keys that its last block of 256 lacks get
-a score of -60000 before the scale, which hides them only beside scores that are well above it.
+a score of -60000 before the scale, which hides them only beside scores that are well above it. Dividing q and k keeps a
+large score finite, not exact: float16 rounds it by the same part of it.
 """
 
 from __future__ import annotations
+
+import math
 
 from polyattn_npu.options import NpuOptions
 
@@ -19,6 +22,8 @@ TAIL, BELOW = -60000.0, 32.0
 
 #: The most by which rounding of small float16 scores, 2**-25 each, may move a logit.
 _MOST_OFF, _ROUNDING = 2.0**-7, 2.0**-25
+#: The most by which rounding of large ones, by this part of each, may, by the inputs' dtype.
+_MOST_ROUNDED, _ROUNDED_TO = {"float16": 2.0**-7, "bfloat16": 2.0**-5}, 2.0**-11
 
 
 def input_scale(options: NpuOptions, head_dim: int, keys: int, scale: float) -> int:
@@ -52,6 +57,20 @@ def _fits(score: float, keys: int, scale: float, factor: int) -> bool:
 def too_coarse(factor: int, scale: float) -> bool:
     """Whether scores of inputs that were divided by this are so small that their rounding moves the logits."""
     return positive(scale) * factor * factor * _ROUNDING > _MOST_OFF
+
+
+def likely_logit(max_abs: float, head_dim: int, scale: float) -> float:
+    """A logit of q and k whose entries are all as large as declared, with independent signs."""
+    return math.sqrt(head_dim) * max_abs * max_abs * positive(scale)
+
+
+def too_rough(max_abs: float, head_dim: int, scale: float, dtype: str) -> bool:
+    """Whether float16, whatever q and k are divided by, rounds such logits by more than the inputs' dtype lets pass.
+
+    On the emulator inputs spread evenly up to this limit keep the output within 5e-3 and 2e-2 of its largest entry.
+    """
+    most = _MOST_ROUNDED.get(dtype)  # other dtypes are refused as such
+    return most is not None and likely_logit(max_abs, head_dim, scale) * _ROUNDED_TO > most
 
 
 def is_taken(factor: int, scale: float) -> bool:

@@ -32,7 +32,7 @@ class NpuOptions(Options):
     laser_input_scale  `npu:laser`: q, k and v are divided by this power of two, which keeps its float16 scores finite,
                        and the output is multiplied by it; 1 divides nothing
     laser_max_abs      `npu:laser`: no entry of q, k and v is larger than this, by which the smallest such power of two
-                       is chosen
+                       is chosen; refused where float16 rounds scores of that size too much, whatever divides them
 
     >>> from polyattn_npu import NpuOptions
     >>> NpuOptions(laser_input_scale=8).stated()
