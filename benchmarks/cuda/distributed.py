@@ -26,8 +26,9 @@ from _record import Asked, Record, arguments
 from polyattn.bench.shapes import SHAPES, workload_of
 from polyattn.bench.timing import Timings, interleaved
 from polyattn.distributed import SequenceParallel, shard
-from polyattn.distributed.cost import Ranks, Strategy, Work, price
+from polyattn.distributed.cost import Ranks, Strategy, Work
 from polyattn.distributed.cost_machines import H200
+from polyattn.distributed.prices import price
 
 Call = Callable[[], torch.Tensor]
 Maker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]

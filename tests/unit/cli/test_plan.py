@@ -7,8 +7,9 @@ import torch
 
 from polyattn.bench.shapes import SHAPES, workload_of
 from polyattn.cli.plan import ERROR, why_first, work_of
-from polyattn.distributed.cost import Cost, Ranks, Strategy, Work, alone, price
+from polyattn.distributed.cost import Cost, Ranks, Strategy, Work, alone
 from polyattn.distributed.cost_machines import H200
+from polyattn.distributed.prices import price
 
 KINDS = {"ulysses", "ring", "gather", "ulysses x ring", "ulysses x gather"}
 

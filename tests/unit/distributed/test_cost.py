@@ -20,12 +20,10 @@ from polyattn.distributed.cost import (
     all_to_all,
     alone,
     attention_seconds,
-    price,
-    strategies,
-    why_not,
 )
 from polyattn.distributed.cost_fit import Measured, by_hand, fitted, predicted_efficiency
 from polyattn.distributed.cost_machines import H200
+from polyattn.distributed.prices import price, strategies, why_not
 
 ROOT = Path(__file__).parents[3]
 FACTS = json.loads((ROOT / "benchmarks" / "results" / "distributed_by_hand.json").read_text())

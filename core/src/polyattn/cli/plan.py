@@ -11,8 +11,9 @@ import torch
 from polyattn.bench.shapes import SHAPES, workload_of
 from polyattn.cli.failure import UsageError
 from polyattn.cli.report import Section, show, show_json
-from polyattn.distributed.cost import Cost, Machine, Ranks, Strategy, Work, alone, price, strategies, why_not
+from polyattn.distributed.cost import Cost, Machine, Ranks, Strategy, Work, alone
 from polyattn.distributed.cost_machines import ASSUMED, H200
+from polyattn.distributed.prices import price, strategies, why_not
 
 #: Shapes that are planned for if none is named.
 DEFAULT_SHAPES = ("flux", "wan480", "wan720")

@@ -1,14 +1,15 @@
-"""What attention over many ranks costs: seconds, bytes and memory of each strategy, by arithmetic alone.
+"""What attention over many ranks is made of, and what each part costs, by arithmetic alone; `prices` adds them up.
 
 Attention runs in waves: a machine works on `units` tiles at once, and a last wave that is not full takes as long as a
 full one; on many ranks a rank has few tiles, so this counts. What is exchanged takes a link's latency, something for
 each peer, and its bytes; ranks on one host have the inside link, each rank of a host has an across link of its own. A
-ring's step takes the longer of attention and transfer; nothing else overlaps, and neither slows the other down.
+ring's step takes the longer of attention and transfer, and groups of heads overlap as `cost_overlap` simulates; nothing
+else overlaps, and neither slows the other down.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
 
@@ -154,49 +155,6 @@ def alone(machine: Machine, work: Work) -> Cost:
     return Cost(attention_seconds(machine, work, work.rows, work.k_rows, work.heads))
 
 
-def price(machine: Machine, work: Work, ranks: Ranks, strategy: Strategy) -> Cost:
-    """The cost of a strategy that has as many ranks as there are; ValueError where it cannot be.
-
-    >>> from polyattn.distributed.cost_machines import H200
-    >>> flux = Work(rows=4608, heads=24, dim=128)
-    >>> price(H200, flux, Ranks(8), Strategy(ulysses=8)).seconds < price(H200, flux, Ranks(8), Strategy(ring=8)).seconds
-    True
-    """
-    why = why_not(work, ranks, strategy)
-    if why is not None:
-        raise ValueError(f"{strategy}: {why}")
-    u, places = strategy.ulysses, strategy.places
-    heads, kv_heads = ceil(work.heads / u), ceil(work.k_heads / u)
-    rows, keys = work.rows / places, work.k_rows / places
-    kv = work.tensor(keys, kv_heads, work.dim + work.v_width)
-    cost = _exchanges(machine, work, ranks, u)
-    if strategy.ring > 1:
-        return cost + _ring(machine, work, ranks, strategy, (rows, keys), (heads, kv))
-    attended = Cost(attention_seconds(machine, work, rows, work.k_rows, heads))
-    if strategy.gather > 1:
-        packed = Cost(copying=2 * kv / machine.copy, memory=(places + 1) * kv)
-        attended += all_gather(machine, ranks, kv, places, step=u) + packed
-    return cost + attended
-
-
-def why_not(work: Work, ranks: Ranks, strategy: Strategy) -> str | None:
-    """Why a strategy cannot be had for this work, or None."""
-    if strategy.ulysses * strategy.places != ranks.total:
-        return f"{strategy.ulysses * strategy.places} ranks, but there are {ranks.total}"
-    if strategy.ulysses > work.heads:
-        return f"{work.heads} heads leave {strategy.ulysses - work.heads} of {strategy.ulysses} ranks without one"
-    return None
-
-
-def strategies(ranks: Ranks) -> tuple[Strategy, ...]:
-    """All ways of dividing the ranks."""
-    total = ranks.total
-    degrees = [degree for degree in range(1, total + 1) if total % degree == 0]
-    found = [Strategy(ulysses=u, ring=total // u) for u in degrees if u < total]
-    found += [Strategy(ulysses=u, gather=total // u) for u in degrees if u < total]
-    return (Strategy(ulysses=total), *found)
-
-
 def all_to_all(machine: Machine, ranks: Ranks, size: float, members: int) -> Cost:
     """Each of `members` consecutive ranks sends an equal part of `size` bytes to each other one."""
     near = min(members, ranks.per_host)
@@ -222,40 +180,3 @@ def _collective(machine: Machine, inside: float, across: float, members: int) ->
     moving = max(inside / machine.inside.bytes_per_second, across / machine.across.bytes_per_second)
     waiting = link.latency + machine.launch + link.per_peer * (members - 2)
     return Cost(waiting=waiting, moving=moving, sent=inside + across)
-
-
-def _exchanges(machine: Machine, work: Work, ranks: Ranks, ulysses: int) -> Cost:
-    """Heads for rows and back: q, k, v in one all-to-all, the answer in another; every rank gets a KV head."""
-    if ulysses == 1:
-        return Cost()
-    rows, keys = work.rows / ranks.total, work.k_rows / ranks.total
-    repeated = ceil(work.k_heads / ulysses) * ulysses
-    answer = work.tensor(rows, work.heads, work.v_width)
-    shards = work.tensor(rows, work.heads, work.dim) + work.tensor(keys, repeated, work.dim + work.v_width)
-    there, back = (all_to_all(machine, ranks, size, ulysses) for size in (shards, answer))
-    # Packed before it is sent and received in place; the answer is sent as it lies and put in order when received.
-    copies = Cost(copying=2 * (shards + answer) / machine.copy)
-    return replace(there + back + copies, memory=2 * shards + answer)
-
-
-def _ring(
-    machine: Machine, work: Work, ranks: Ranks, strategy: Strategy, sizes: tuple[float, float], each: tuple[int, float]
-) -> Cost:
-    """Steps that attend to one place's keys while the next ones arrive; `each`: a rank's heads, bytes of K and V."""
-    (rows, keys), (heads, kv) = sizes, each
-    steps = strategy.ring
-    link = machine.across if ranks.hosts > 1 else machine.inside  # one slow hop holds up all
-    attending = attention_seconds(machine, work, rows, keys, heads)
-    transfer, waiting = kv / link.bytes_per_second, link.latency + machine.launch
-    late = max(transfer + waiting - attending, 0.0)
-    answer = work.tensor(rows, heads, work.v_width)
-    merging = (answer + 2 * 4 / work.element * answer) / machine.copy  # read one, read and write the float32 sum
-    exposed = min(late, transfer) * (steps - 1)
-    return Cost(
-        attention=attending * steps,
-        waiting=(late - min(late, transfer)) * (steps - 1),
-        moving=exposed,
-        copying=merging * (steps - 1) + 2 * kv / machine.copy,
-        sent=kv * (steps - 1),
-        memory=2 * kv + 4 / work.element * answer,
-    )

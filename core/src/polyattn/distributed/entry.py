@@ -65,8 +65,9 @@ def attend_over_ranks(
         if out is not None:
             _check_out(out, lanes, q.dim(), any(grad))
         alone = complete and sees_alike(structure, facts.causal, facts.window)  # it does not matter which rank this is
-        asked = asked_of(lanes, facts, parallel, complete, 0 if alone else ranks_of(parallel).rank)
-        ranks = None if complete else ranks_of(parallel)
+        ranks = None if alone else ranks_of(parallel)
+        asked = asked_of(lanes, facts, parallel, complete, ranks)
+        ranks = None if complete else ranks
         stated = _stated(call, lanes, ranks, facts, return_lse, grad)
         cache = (_DENSE if structure is None else structure).parts
         known = cache.get((asked, *stated.values()))
@@ -77,7 +78,8 @@ def attend_over_ranks(
         raise
     if known is None:
         if ranks is not None:
-            agree(ranks.group, signature_of(parallel, splits_of(asked, structure), stated, structure))
+            signature = signature_of(parallel, splits_of(asked, structure), stated, structure)
+            agree(ranks.group, {**signature, "shared out": geometry.told})
             ranks.meet(q.device)
         keep(cache, _LIMIT, (asked, *stated.values()), geometry)
     run = partial(attend, geometry, ranks, call, lanes, structure, facts.causal, facts.window, return_lse, any(grad))
@@ -140,10 +142,14 @@ def _check_out(out: torch.Tensor, lanes: Lanes, rank: int, wants_grad: bool) -> 
         raise ValueError("out: gradients do not flow into a given buffer; call without out= or under torch.no_grad()")
 
 
-def asked_of(lanes: Lanes, facts: Arguments, parallel: SequenceParallel, complete: bool, rank: int) -> Asked:
-    """The facts that decide a rank's geometry."""
-    heads = lanes.q.shard.shape[2], lanes.k.shard.shape[2]
-    return Asked(parallel, rank, lanes.q.counts, lanes.k.counts, heads, complete, facts.causal, facts.window)
+def asked_of(lanes: Lanes, facts: Arguments, parallel: SequenceParallel, complete: bool, ranks: Ranks | None) -> Asked:
+    """The facts that decide a rank's geometry; the first rank's where there is no group."""
+    q, k, v = lanes.q.shard, lanes.k.shard, lanes.v.shard
+    rank, per_host = (0, parallel.world_size) if ranks is None else (ranks.rank, ranks.per_host)
+    return Asked(
+        parallel, rank, lanes.q.counts, lanes.k.counts, (q.shape[2], k.shape[2]), complete, facts.causal, facts.window,
+        q.shape[0], (q.shape[3], v.shape[3]), q.element_size(), per_host,
+    )  # fmt: skip
 
 
 def _stated(

@@ -1,23 +1,25 @@
-"""Ulysses: heads exchanged for rows and back, one all-to-all each way, differentiable.
+"""Ulysses: a group of heads exchanged for rows and back, one all-to-all each way, started and waited for apart.
 
 Tensors that have the same rows travel together. What is received is one buffer [rows, B, width], of which q, k, v are
-views: any strides serve a slot. All of it happens on the caller's stream, so that no memory has to be recorded for
-another one.
+views: any strides serve a slot. Buffers are made, waited for and dropped on the caller's stream, and a work that is not
+waited for yet holds its own: no memory has to be recorded for a collective's stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from polyattn.distributed.failure import Communicating
 from polyattn.distributed.moves import Kind, Moves
-from polyattn.distributed.rows import Ranges, size
+from polyattn.distributed.packing import add, by_member, held_rows, lent_sizes, packed, unpack
+from polyattn.distributed.rows import size
+
+_BACKWARD = "the backward of ulysses"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,229 +35,205 @@ class Bundle:
     def rows(self) -> int:
         return self.lead + sum(self.moves.attended_rows) + self.trail
 
+    def received(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The part of a buffer that other ranks fill."""
+        return buffer.narrow(0, self.lead, sum(self.moves.attended_rows))
 
-def to_heads(
-    bundles: Sequence[Bundle], tensors: Sequence[torch.Tensor], group: dist.ProcessGroup
-) -> list[torch.Tensor]:
-    """Shards [B,rows,H,D] of all heads -> [B, lead + all rows + trail, own heads, D], views of one buffer a bundle."""
-    buffers = _ToHeads.apply(tuple(bundles), group, *tensors)  # type: ignore[no-untyped-call]
-    views = []
-    left = list(tensors)
-    for bundle, buffer in zip(bundles, buffers, strict=True):
-        column = 0
-        for kind in bundle.kinds:
-            tensor = left.pop(0)
-            heads, width = bundle.moves.own_width(kind), tensor.shape[-1]
+    def views(self, buffer: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
+        """Each tensor [B, lead + all rows + trail, own heads, D] in the buffer."""
+        found, column = [], 0
+        for kind, width in zip(self.kinds, widths, strict=True):
+            heads = self.moves.own_width(kind)
             part = buffer.narrow(2, column, heads * width).unflatten(2, (heads, width))
-            views.append(part.transpose(0, 1))
+            found.append(part.transpose(0, 1))
             column += heads * width
-    return views
+        return found
 
 
-def from_heads(answers: Sequence[torch.Tensor], moves: Moves, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Each [B, attended rows, own heads, D] -> [B, held rows, all heads, D]."""
-    return list(_FromHeads.apply(moves, group, *answers))  # type: ignore[no-untyped-call]
+@dataclass(frozen=True, eq=False)
+class Road:
+    """Among whom, and whether a journey is `overlapped` with what the caller does until it waits for it.
+
+    Where nothing is overlapped, the collective may run on the caller's own stream, which costs less.
+    """
+
+    group: dist.ProcessGroup
+    overlapped: bool
 
 
-class _ToHeads(torch.autograd.Function):
-    """One function for all bundles: on every rank their gradients must travel in the same order."""
+class Journey:
+    """One all-to-all that has been started."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, bundles: tuple[Bundle, ...], group: dist.ProcessGroup, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.bundles, ctx.group = bundles, group
-        ctx.shapes = [tensor.shape for tensor in tensors]
-        left, buffers = list(tensors), []
-        for bundle in bundles:
-            mine = [left.pop(0) for _ in bundle.kinds]
-            buffers.append(_given_away(bundle, mine, group))
-        return tuple(buffers)
+    __slots__ = ("_sent", "_work", "received")
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        shapes, found = list(ctx.shapes), []
-        with Communicating(ctx.group, "the backward of ulysses"):
-            for bundle, grad in zip(ctx.bundles, grads, strict=True):
-                found += _taken_back(bundle, grad, [shapes.pop(0) for _ in bundle.kinds], ctx.group)
-        return None, None, *found
+    def __init__(
+        self, road: Road, received: torch.Tensor, sent: torch.Tensor, into: list[int], out_of: list[int]
+    ) -> None:
+        self.received, self._sent = received, sent
+        self._work: Any = dist.all_to_all_single(
+            received, sent, into, out_of, group=road.group, async_op=road.overlapped
+        )
+
+    def end(self) -> torch.Tensor:
+        """What was received, once the caller's stream (or thread) waits for it."""
+        if self._work is not None:
+            self._work.wait()
+        return self.received
 
 
-class _FromHeads(torch.autograd.Function):
-    """One function for output and LSE, for the same reason."""
+class Shards:
+    """Tensors [B,rows,H,D] of all heads, of which each group takes its own; backward, each fills in their gradients."""
 
-    @staticmethod
-    def forward(ctx: Any, moves: Moves, group: dist.ProcessGroup, *answers: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.moves, ctx.group, ctx.shapes = moves, group, [answer.shape for answer in answers]
-        return tuple(_returned(moves, answer, group) for answer in answers)
+    def __init__(self) -> None:
+        self.tensors: tuple[torch.Tensor, ...] = ()
+        self.gradients: list[torch.Tensor] = []
+        self.shapes: list[torch.Size] = []
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        with Communicating(ctx.group, "the backward of ulysses"):
-            found = [_summed(ctx.moves, grad, shape, ctx.group) for grad, shape in zip(grads, ctx.shapes, strict=True)]
-        return None, None, *found
+    def taken(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the groups send."""
+        self.tensors, self.shapes = tensors, [tensor.shape for tensor in tensors]
+        return ()
 
-
-def _given_away(bundle: Bundle, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> torch.Tensor:
-    moves, kinds = bundle.moves, bundle.kinds
-    batch, widths = tensors[0].shape[0], [tensor.shape[-1] for tensor in tensors]
-    width = sum(moves.own_width(kind) * each for kind, each in zip(kinds, widths, strict=True))
-    buffer = tensors[0].new_empty(bundle.rows, batch, width)
-    dist.all_to_all_single(
-        buffer.narrow(0, bundle.lead, sum(moves.attended_rows)).view(-1),
-        _packed(tensors, kinds, moves),
-        [n * batch * width for n in moves.attended_rows],
-        _lent_sizes(moves, kinds, widths, batch),
-        group=group,
-    )
-    return buffer
+    def given(self) -> tuple[torch.Tensor, ...]:
+        """Backward: all gradients, once every group has arrived."""
+        whole, self.gradients = tuple(self.gradients), []
+        return whole
 
 
-def _taken_back(
-    bundle: Bundle, grad: torch.Tensor, shapes: Sequence[torch.Size], group: dist.ProcessGroup
-) -> list[torch.Tensor]:
-    """The gradient of what was given away."""
-    moves, kinds = bundle.moves, bundle.kinds
-    batch = grad.shape[1]
-    sizes = _lent_sizes(moves, kinds, [shape[-1] for shape in shapes], batch)
-    received = grad.new_empty(sum(sizes))
-    dist.all_to_all_single(
-        received,
-        grad.narrow(0, bundle.lead, sum(moves.attended_rows)).reshape(-1),
-        sizes,
-        [n * batch * grad.shape[2] for n in moves.attended_rows],
-        group=group,
-    )
-    grads = [grad.new_empty(shape) for shape in shapes]
-    _unpack(received, grads, kinds, moves)
-    return grads
+class ToHeads:
+    """A group of heads of the shards on its way to the ranks that compute it; backward, gradients on their way home.
+
+    `leave` and `arrive` are one step each, and so are, backward, `gradients_leave` and `gradients_arrive`.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], road: Road, shards: Shards) -> None:
+        self.bundles, self.road, self.shards = bundles, road, shards
+        self._journeys: list[Journey] = []
+        self._buffers: list[torch.Tensor] = []
+
+    def leave(self) -> tuple[torch.Tensor, ...]:
+        """Pack and send."""
+        for bundle, mine in self._bundled(self.shards.tensors):
+            moves, batch, widths = bundle.moves, mine[0].shape[0], [tensor.shape[-1] for tensor in mine]
+            width = sum(moves.own_width(kind) * each for kind, each in zip(bundle.kinds, widths, strict=True))
+            buffer = mine[0].new_empty(bundle.rows, batch, width)
+            into = [n * batch * width for n in moves.attended_rows]
+            lent = lent_sizes(moves, bundle.kinds, widths, batch)
+            sent = packed(mine, bundle.kinds, moves)
+            self._buffers.append(buffer)
+            self._journeys.append(Journey(self.road, bundle.received(buffer).view(-1), sent, into, lent))
+        return ()
+
+    def arrive(self) -> tuple[torch.Tensor, ...]:
+        """A buffer for each bundle."""
+        _end(self._journeys)
+        buffers, self._buffers = tuple(self._buffers), []
+        return buffers
+
+    def gradients_leave(self, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Send each rank what is said of its rows."""
+        with Communicating(self.road.group, _BACKWARD):
+            for (bundle, shapes), grad in zip(self._bundled(self.shards.shapes), grads, strict=True):
+                moves, batch, width = bundle.moves, *grad.shape[1:]
+                lent = lent_sizes(moves, bundle.kinds, [shape[-1] for shape in shapes], batch)
+                sizes = [n * batch * width for n in moves.attended_rows]
+                received = grad.new_empty(sum(lent))
+                self._journeys.append(Journey(self.road, received, bundle.received(grad).reshape(-1), lent, sizes))
+        return ()
+
+    def gradients_arrive(self) -> tuple[torch.Tensor, ...]:
+        """Fill in the heads of this group."""
+        with Communicating(self.road.group, _BACKWARD):
+            received = _end(self._journeys)
+        if not self.shards.gradients:
+            self.shards.gradients = [received[0].new_empty(shape) for shape in self.shards.shapes]
+        for (bundle, grads), flat in zip(self._bundled(self.shards.gradients), received, strict=True):
+            unpack(flat, grads, bundle.kinds, bundle.moves)
+        return ()
+
+    def _bundled(self, each: Sequence[Any]) -> Iterator[tuple[Bundle, list[Any]]]:
+        """Each bundle with what belongs to its tensors."""
+        left = iter(each)
+        for bundle in self.bundles:
+            yield bundle, [next(left) for _ in bundle.kinds]
 
 
-def _returned(moves: Moves, answer: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    batch, _, own, width = answer.shape
-    sizes = _lent_sizes(moves, ("q",), (width,), batch)
-    received = answer.new_empty(sum(sizes))
-    dist.all_to_all_single(
-        received,
-        _by_member(answer, moves.attended),
-        sizes,
-        [n * batch * own * width for n in moves.attended_rows],
-        group=group,
-    )
-    result = answer.new_empty(batch, _held_rows(moves), moves.heads.total, width)
-    _unpack(received, [result], ("q",), moves)
-    return result
+class Answers:
+    """Output and, where asked for, LSE of this rank's rows [B, held rows, H, D]; each group fills in its heads."""
+
+    def __init__(self) -> None:
+        self.whole: list[torch.Tensor] = []
+        self.gradients: tuple[torch.Tensor, ...] = ()
+
+    def given(self) -> tuple[torch.Tensor, ...]:
+        """All of them, once every group has arrived."""
+        whole, self.whole = tuple(self.whole), []
+        return whole
+
+    def taken(self, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Backward: what the groups send on."""
+        self.gradients = grads
+        return ()
 
 
-def _summed(moves: Moves, grad: torch.Tensor, shape: torch.Size, group: dist.ProcessGroup) -> torch.Tensor:
-    """The gradient of an answer: of rows that every rank holds, what each of them says is added up."""
-    batch, rows, own, width = shape
-    sizes = [n * batch * own * width for n in moves.attended_rows]
-    received = grad.new_empty(sum(sizes))
-    dist.all_to_all_single(
-        received,
-        _packed([grad], ("q",), moves),
-        sizes,
-        _lent_sizes(moves, ("q",), (width,), batch),
-        group=group,
-    )
-    total = grad.new_zeros(rows, batch, own, width)
-    for part, ranges in zip(received.split(sizes), moves.attended, strict=True):
-        _add(total, part.view(size(ranges), batch, own, width), ranges)
-    return total.transpose(0, 1)
+class FromHeads:
+    """Answers [B, attended rows, own heads, D] of a group on their way home; backward, gradients on their way here."""
+
+    def __init__(self, moves: Moves, road: Road, answers: Answers) -> None:
+        self.moves, self.road, self.answers = moves, road, answers
+        self._shapes: list[torch.Size] = []
+        self._journeys: list[Journey] = []
+
+    def leave(self, *mine: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Send each rank its rows."""
+        moves = self.moves
+        self._shapes = [answer.shape for answer in mine]
+        for answer in mine:
+            batch, _, own, width = answer.shape
+            sizes = lent_sizes(moves, ("q",), (width,), batch)
+            into = [n * batch * own * width for n in moves.attended_rows]
+            received = answer.new_empty(sum(sizes))
+            self._journeys.append(Journey(self.road, received, by_member(answer, moves.attended), sizes, into))
+        return ()
+
+    def arrive(self) -> tuple[torch.Tensor, ...]:
+        """Fill in the heads of this group."""
+        received = _end(self._journeys)
+        if not self.answers.whole:
+            rows, heads = held_rows(self.moves), self.moves.heads.of[0]
+            self.answers.whole = [
+                flat.new_empty(shape[0], rows, heads, shape[3])
+                for flat, shape in zip(received, self._shapes, strict=True)
+            ]
+        for flat, whole in zip(received, self.answers.whole, strict=True):
+            unpack(flat, [whole], ("q",), self.moves)
+        return ()
+
+    def gradients_leave(self) -> tuple[torch.Tensor, ...]:
+        """Send the gradient of each head to the rank that computed it."""
+        moves = self.moves
+        with Communicating(self.road.group, _BACKWARD):
+            for grad, (batch, _, own, width) in zip(self.answers.gradients, self._shapes, strict=True):
+                sizes = [n * batch * own * width for n in moves.attended_rows]
+                sent = packed([grad], ("q",), moves)
+                lent = lent_sizes(moves, ("q",), (width,), batch)
+                self._journeys.append(Journey(self.road, grad.new_empty(sum(sizes)), sent, sizes, lent))
+        return ()
+
+    def gradients_arrive(self) -> tuple[torch.Tensor, ...]:
+        """Of rows that every rank holds, what each of them says is added up."""
+        found, moves = [], self.moves
+        with Communicating(self.road.group, _BACKWARD):
+            for received, (batch, rows, own, width) in zip(_end(self._journeys), self._shapes, strict=True):
+                total = received.new_zeros(rows, batch, own, width)
+                parts = received.split([n * batch * own * width for n in moves.attended_rows])
+                for part, ranges in zip(parts, moves.attended, strict=True):
+                    add(total, part.view(size(ranges), batch, own, width), ranges)
+                found.append(total.transpose(0, 1))
+        return tuple(found)
 
 
-def _lent_sizes(moves: Moves, kinds: Sequence[Kind], widths: Sequence[int], batch: int) -> list[int]:
-    """Elements of each member's segment, as this rank packs it."""
-    return [
-        rows * batch * sum(moves.width(member, kind) * width for kind, width in zip(kinds, widths, strict=True))
-        for member, rows in enumerate(moves.lent_rows)
-    ]
-
-
-def _held_rows(moves: Moves) -> int:
-    """Rows that this rank holds: every one is attended to by somebody."""
-    return max((end for ranges in moves.lent for _, end in ranges), default=0)
-
-
-def _segments(
-    flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(segment's part, tensor's part), shaped alike, for every member and tensor: views to copy either way."""
-    batch, widths = tensors[0].shape[0], [tensor.shape[-1] for tensor in tensors]
-    if moves.alike:
-        return _segments_alike(flat, tensors, kinds, moves)
-    pairs = []
-    sizes = _lent_sizes(moves, kinds, widths, batch)
-    for member, segment in enumerate(flat.split(sizes)):
-        rows = moves.lent_rows[member]
-        if not segment.numel():
-            continue
-        segment, column = segment.view(rows, batch, -1), 0
-        for tensor, kind, width in zip(tensors, kinds, widths, strict=True):
-            first, last = moves.span(member, kind)
-            part = segment.narrow(2, column, (last - first) * width).unflatten(2, (last - first, width))
-            column += (last - first) * width
-            at = 0
-            for start, end in moves.lent[member]:
-                held = tensor[:, start:end, first:last].transpose(0, 1)
-                pairs.append((part.narrow(0, at, end - start), held))
-                at += end - start
-    return pairs
-
-
-def _segments_alike(
-    flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """One copy a tensor for all members."""
-    busy = moves.busy
-    members, batch = len(busy), tensors[0].shape[0]
-    if flat.numel() == 0:
-        return []
-    ((start, end),) = moves.lent[busy[0]]
-    rows = end - start
-    whole = flat.view(members, rows, batch, -1)
-    pairs, column = [], 0
-    for tensor, kind in zip(tensors, kinds, strict=True):
-        heads, width = moves.own_width(kind), tensor.shape[-1]
-        part = whole.narrow(3, column, heads * width).unflatten(3, (heads, width))
-        held = tensor.narrow(1, start, rows).unflatten(2, (members, heads)).permute(2, 1, 0, 3, 4)
-        pairs.append((part, held))
-        column += heads * width
-    return pairs
-
-
-def _packed(tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves) -> torch.Tensor:
-    """What each member is sent, [its rows, B, its heads of every tensor], one after the other."""
-    widths = [tensor.shape[-1] for tensor in tensors]
-    flat = tensors[0].new_empty(sum(_lent_sizes(moves, kinds, widths, tensors[0].shape[0])))
-    for part, held in _segments(flat, tensors, kinds, moves):
-        part.copy_(held)
-    return flat
-
-
-def _unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves) -> None:
-    """Put what each member sent where `_packed` would take it from."""
-    for part, held in _segments(flat, tensors, kinds, moves):
-        held.copy_(part)
-
-
-def _by_member(out: torch.Tensor, attended: tuple[Ranges, ...]) -> torch.Tensor:
-    """[B,S,h,D] as each member's rows [rows, B, h, D], flat; the tensor itself where that is how it lies."""
-    rows = out.transpose(0, 1)
-    ranges = [pair for member in attended for pair in member]
-    bounds = [0, *(end for _, end in ranges)]
-    in_order = [start for start, _ in ranges] == bounds[:-1] and bounds[-1] == rows.shape[0]
-    if in_order:
-        return rows.reshape(-1)
-    parts = [rows[start:end] for start, end in ranges]
-    return torch.cat(parts).reshape(-1) if parts else rows.new_empty(0)
-
-
-def _add(total: torch.Tensor, part: torch.Tensor, ranges: Ranges) -> None:
-    at = 0
-    for start, end in ranges:
-        total[start:end] += part[at : at + end - start]
-        at += end - start
+def _end(journeys: list[Journey]) -> list[torch.Tensor]:
+    received = [journey.end() for journey in journeys]
+    journeys.clear()
+    return received

@@ -54,8 +54,9 @@ def ordinary_call(
     lanes = held(q, k, v, gate, structure, joint, replicated)
     alone = complete and sees_alike(structure, facts.causal, facts.window)
     known = torch.distributed.is_available() and torch.distributed.is_initialized()
-    rank = ranks_of(parallel).rank if known and not alone else 0
-    geometry = geometry_of(asked_of(lanes, facts, parallel, complete, rank), structure)
+    ranks = ranks_of(parallel) if known and not alone else None
+    asked = asked_of(lanes, facts, parallel, complete, ranks)
+    geometry, rank = geometry_of(asked, structure), asked.rank
     notes = (f"parallel: {geometry.name} ({parallel.degrees}), rank {rank} of {parallel.world_size}", *geometry.notes)
     return _largest(geometry, lanes, rank, facts, return_lse, notes)
 
@@ -77,9 +78,11 @@ def _largest(
         return rows(queries, heads, like.shape[-1]), rows(keys, kv_heads, like.shape[-1]), rows(keys, kv_heads, width)
 
     if geometry.parts is None and geometry.ring is None:
+        largest = max(geometry.exchanges, key=lambda exchange: exchange.q.own_heads)
+        heads, kv_heads = largest.q.own_heads
         gate = None if lanes.gate is None else rows(spread.q.total, heads, width)
         tensors = call(spread.q.total, spread.k.total)
-        return OrdinaryCall(*tensors, geometry.structure, facts.causal, facts.window, lse, gate, notes)
+        return OrdinaryCall(*tensors, largest.structure, facts.causal, facts.window, lse, gate, notes)
     steps = (geometry.parts or (),) if geometry.ring is None else geometry.ring.parts
     found = max((part for parts in steps for part in parts), key=lambda part: part.piece.work, default=None)
     notes = (*notes, f"{sum(map(len, steps))} ordinary calls in {len(steps)} steps; the largest is told here")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polyattn.distributed.choosing import groups_of_heads
 from polyattn.distributed.chunks import RingPlan, wanted_of
-from polyattn.distributed.heads import Heads, split_heads
-from polyattn.distributed.moves import Moves, moves_of
+from polyattn.distributed.heads import Ends, Heads, split_heads
+from polyattn.distributed.moves import Exchange, moves_of
 from polyattn.distributed.parallel import SequenceParallel
 from polyattn.distributed.parts import Part, bands_of, of_heads, parts_of, why_whole
 from polyattn.distributed.rows import Ranges, Split, Spread, joined, size
@@ -25,7 +26,8 @@ class Asked:
     """The facts of a call that decide its geometry.
 
     q, k      rows (before, of the shard, after) that this rank holds; `complete`: k has all rows, on every rank
-    heads     (query heads, KV heads)
+    heads     (query heads, KV heads); widths: of q's and v's; element: bytes
+    per_host  ranks on each host, which only tells what is likely to be fast
     """
 
     parallel: SequenceParallel
@@ -36,6 +38,10 @@ class Asked:
     complete: bool
     causal: bool
     window: Any
+    batch: int
+    widths: tuple[int, int]
+    element: int
+    per_host: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +51,10 @@ class Geometry:
     name       the strategy, for a reader
     spread     where rows are; None where every rank does as if it were alone
     heads      who computes which heads
-    structure  the structure of this rank's heads, for ranks that hold every row
+    structure  the structure of this rank's heads
     parts      what this rank attends to where all keys are at hand, else None; `gathers`: once they are gathered
     ring       what it attends to, step by step, where keys are passed on, else None
-    q_moves, k_moves, out_moves   the exchange of heads for rows; None without one
+    exchanges  of heads for rows and back, a group of heads each; none where heads and rows are where they shall be
     blank      query rows of the answer, as global rows, among which padding is to be 0; None: the call does that
     notes      what was chosen, and why
     """
@@ -60,11 +66,15 @@ class Geometry:
     parts: tuple[Part, ...] | None = None
     gathers: bool = False
     ring: RingPlan | None = None
-    q_moves: Moves | None = None
-    k_moves: Moves | None = None
-    out_moves: Moves | None = None
+    exchanges: tuple[Exchange, ...] = ()
     blank: Ranges | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """The strategy and the KV heads of each group of heads: the same on every rank, or they would not meet."""
+        groups = [exchange.q.heads.kv for exchange in self.exchanges]
+        return f"{self.name} {groups}" if groups else self.name
 
 
 def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
@@ -82,7 +92,9 @@ def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
     mine = of_heads(structure, heads.q[rank % parallel.ulysses])
     notes = (_told_of_heads(parallel, heads), _told_of_rows(q, k))
     if parallel.places == 1:
-        return _with_moves(Geometry("ulysses", heads, mine, spread, notes=notes), rank)
+        ends, told = groups_of_heads(asked, structure, (q, k))
+        found = Geometry("ulysses", heads, mine, spread, notes=(*notes, told))
+        return _with_exchanges(found, structure, rank, ends)
     why = why_whole(structure)
     if why is not None:
         raise UnsupportedRequest(
@@ -101,7 +113,7 @@ def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
     if parallel.ulysses > 1:
         name = f"ulysses x {name}"
     rows = spread.queries(spread.place(rank)) if blank else None
-    return _with_moves(replace(found, name=name, blank=rows, notes=(*notes, told)), rank)
+    return _with_exchanges(replace(found, name=name, blank=rows, notes=(*notes, told)), structure, rank, (0, 0))
 
 
 def splits_of(asked: Asked, structure: Structure | None) -> tuple[Split, Split]:
@@ -180,14 +192,20 @@ def _busiest(spread: Spread, bands: list[Band]) -> int:
     )
 
 
-def _with_moves(found: Geometry, rank: int) -> Geometry:
+def _with_exchanges(found: Geometry, structure: Structure | None, rank: int, ends: Ends) -> Geometry:
     spread = found.spread
     assert spread is not None
     if spread.ulysses == 1 and not spread.zigzag:
         return found
     q, k = (moves_of(spread, split, found.heads, rank, replicated=False) for split in (spread.q, spread.k))
     out = moves_of(spread, spread.q, found.heads, rank, replicated=True)
-    return replace(found, q_moves=q, k_moves=k, out_moves=out)
+    together, seat = spread.q.shards == spread.k.shards, rank % spread.ulysses
+    exchanges = []
+    for heads in found.heads.groups(ends):
+        mine = of_heads(structure, heads.q[seat])
+        q, k, out = (replace(moves, heads=heads) for moves in (q, k, out))
+        exchanges.append(Exchange(q, k, out, together, mine))
+    return replace(found, exchanges=tuple(exchanges))
 
 
 def _told_of_heads(parallel: SequenceParallel, heads: Heads) -> str:

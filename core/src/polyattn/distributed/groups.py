@@ -7,6 +7,7 @@ whose name torch derives from how many a process has made before.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -26,12 +27,14 @@ _found: dict[Any, Ranks] = {}
 class Ranks:
     """The ranks that share a sequence: their group, this rank's number in it, and the global rank of each.
 
-    `number` tells these ranks from others that this process has been among.
+    per_host  how many of them a host has, as far as torchrun says; it divides them
+    number    tells these ranks from others that this process has been among
     """
 
     group: dist.ProcessGroup
     rank: int
     members: tuple[int, ...]
+    per_host: int
     number: int = field(default_factory=count(1).__next__)
     met: set[str] = field(default_factory=set)
 
@@ -86,4 +89,12 @@ def _check(parallel: SequenceParallel, group: dist.ProcessGroup | None) -> Ranks
             f"parallel: {parallel.world_size} ranks were asked for ({parallel.degrees}), "
             f"but the {where} has {len(members)}"
         )
-    return Ranks(group, dist.get_rank(group), members)
+    return Ranks(group, dist.get_rank(group), members, _per_host(members))
+
+
+def _per_host(members: tuple[int, ...]) -> int:
+    """Of the ranks of the first member's host; all of them where nobody says how many processes a host runs."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    each = int(told) if told.isdecimal() and int(told) else max(members) + 1
+    near = sum(member // each == members[0] // each for member in members)
+    return near if len(members) % near == 0 else 1

@@ -7,6 +7,7 @@ from typing import Literal
 
 from polyattn.distributed.heads import Heads
 from polyattn.distributed.rows import Ranges, Split, Spread, located, overlap, size
+from polyattn.structures import Structure
 
 Kind = Literal["q", "kv"]
 
@@ -35,6 +36,11 @@ class Moves:
         """Heads of one kind that this rank computes."""
         return self.heads.counts(self.seat)[kind == "kv"]
 
+    @property
+    def own_heads(self) -> tuple[int, int]:
+        """(query, KV) heads that this rank computes."""
+        return self.heads.counts(self.seat)
+
     def span(self, member: int, kind: Kind) -> tuple[int, int]:
         """The heads of one kind that a member computes."""
         seat = self.seats[member]
@@ -55,12 +61,29 @@ class Moves:
 
     @property
     def alike(self) -> bool:
-        """Whether they all attend to the same rows, one after the other, with as many heads: one copy packs for all."""
+        """Whether they all attend to the same rows, one after the other, heads at even distances: one copy packs."""
         busy = self.busy
         widths = {self.heads.counts(self.seats[member]) for member in busy}
         rows = {self.lent[member] for member in busy}
         every_seat = tuple(self.seats[member] for member in busy) == tuple(range(len(self.heads.q)))
-        return every_seat and len(widths) == len(rows) == 1 and len(*rows) == 1
+        if not every_seat or len(widths) != 1 or len(rows) != 1 or len(*rows) != 1:
+            return False
+        first, all_heads = self.heads.kv[0][0], self.heads.of[1]
+        return all((start - first) * len(busy) == seat * all_heads for seat, (start, _) in enumerate(self.heads.kv))
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One group of heads: what travels there and back, and the structure of this rank's heads in it.
+
+    together  whether queries and keys have the same rows on every rank, so that they travel as one
+    """
+
+    q: Moves
+    k: Moves
+    out: Moves
+    together: bool
+    structure: Structure | None
 
 
 def moves_of(spread: Spread, split: Split, heads: Heads, rank: int, *, replicated: bool) -> Moves:

@@ -53,11 +53,13 @@ def rehearse(
             queries = rows(size(spread.queries(place)), heads, q.shape[-1])
             _route(call, geometry.parts, queries, *keys(spread.k.total), need_lse)
         else:
-            everything = rows(spread.q.total, heads, q.shape[-1]), *keys(spread.k.total)
-            structure: Structure | None = geometry.structure
-            if gate:
-                structure = gated(structure, rows(spread.q.total, heads, v.shape[-1]), *everything)
-            call.plan(*everything, structure, facts.causal, facts.window, need_lse)
+            for exchange in geometry.exchanges:
+                heads, kv_heads = exchange.q.own_heads
+                everything = rows(spread.q.total, heads, q.shape[-1]), *keys(spread.k.total)
+                structure: Structure | None = exchange.structure
+                if gate:
+                    structure = gated(structure, rows(spread.q.total, heads, v.shape[-1]), *everything)
+                call.plan(*everything, structure, facts.causal, facts.window, need_lse)
     finally:
         logs_here.reset(silent)
 
