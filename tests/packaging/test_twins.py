@@ -64,7 +64,7 @@ def test_detection_states_and_answers_the_same_questions() -> None:
     )
     assert len(stated) == 1
     # After these a vendor may add what only its device needs.
-    assert {names[:3] for names in answered} == {("_unserved", "_runtime", "_arch_and_name")}
+    assert {names[:4] for names in answered} == {("_unserved", "_runtime", "_arch_and_name", "_build_facts")}
 
 
 def exports_options(node: ast.stmt, vendor: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyattn.vendor import Accepted, Backend, Machine, Request, StructureFacts, TensorFacts, resolve
-from polyattn_npu import cann, fia, fusion, laser, mindie, quant
+from polyattn_npu import cann, cann_limits, fia, fusion, laser, mindie, quant
 from polyattn_npu.backends import BACKENDS as NPU
 from polyattn_npu.options import NpuOptions
 from polyattn_npu.order import order
@@ -93,34 +93,36 @@ def test_sizes_that_the_ops_do_not_take_are_told() -> None:
 
 
 def test_what_cann_says_of_the_packed_call() -> None:
-    newest, older = cann.packed_fia("8.5.0"), cann.packed_fia("8.2.RC1")
+    newest, older = cann_limits.packed_fia("8.5.0"), cann_limits.packed_fia("8.2.RC1")
     assert newest.takes("bfloat16", 64, 4096)
     assert older.takes("bfloat16", 128, 3)
     assert not older.takes("bfloat16", 64, 3)
     assert not newest.takes("float16", 64, 3)
     assert not newest.takes("bfloat16", 64, 4097)
-    assert not cann.packed_fia("").takes("bfloat16", 128, 3)
+    assert not cann_limits.packed_fia("").takes("bfloat16", 128, 3)
 
 
 def test_a_version_is_read_as_cann_writes_it() -> None:
-    assert cann.at_least("8.3.RC1", 8, 3)
-    assert not cann.at_least("8.2.RC1.alpha002", 8, 3)
-    assert not cann.at_least("", 1, 0)
-    assert cann.named("8.5.0") == "CANN 8.5.0"
+    assert cann_limits.at_least("8.3.RC1", 8, 3)
+    assert not cann_limits.at_least("8.2.RC1.alpha002", 8, 3)
+    assert not cann_limits.at_least("", 1, 0)
+    assert cann_limits.named("8.5.0") == "CANN 8.5.0"
 
 
 def test_a_check_asks_a_loaded_torch_npu_alone_and_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = ModuleType("torch_npu.npu.utils")
     monkeypatch.setattr(utils, "get_cann_version", lambda: "8.3.RC1", raising=False)
     monkeypatch.setattr(cann, "_told", lambda: utils.get_cann_version())
-    monkeypatch.setattr(cann, "has_installed", lambda machine, name: machine.versions.get("torch-npu") == "2.13.0")
+    monkeypatch.setattr(
+        cann_limits, "has_installed", lambda machine, name: machine.versions.get("torch-npu") == "2.13.0"
+    )
     here = replace(A2, build_facts={})
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-    assert cann.version_of(here) == "", "torch-npu is not imported to find out"
+    assert cann_limits.version_of(here) == "", "torch-npu is not imported to find out"
     monkeypatch.setitem(sys.modules, "torch_npu", utils)
-    assert cann.version_of(here) == "8.3.RC1"
-    assert cann.version_of(replace(here, versions={"torch-npu": "2.9.0"})) == "", "not this one"
-    assert cann.version_of(A2) == "8.5.0", "what a machine states counts"
+    assert cann_limits.version_of(here) == "8.3.RC1"
+    assert cann_limits.version_of(replace(here, versions={"torch-npu": "2.9.0"})) == "", "not this one"
+    assert cann_limits.version_of(A2) == "8.5.0", "what a machine states counts"
 
 
 @pytest.mark.parametrize("module", [fusion, fia, mindie, laser, quant])
@@ -189,3 +191,9 @@ def test_laser_goes_first_only_where_it_is_asked_for() -> None:
     assert order(asked(options=(NpuOptions(laser_max_abs=8.0),)), A2)[0] == "laser"
     by_variable = replace(A2, env={"MINDIE_SD_FA_TYPE": "ascend_laser_attention"})
     assert order(asked(), by_variable)[0] == "laser"
+
+
+def test_options_that_a_backend_does_not_read_are_one_reason() -> None:
+    stated = NpuOptions(op_type="fused_attn_score", op_layout="BSND"), NpuOptions(op_layout="BNSD")
+    told = reasons(BACKENDS["fusion"], asked(options=stated))
+    assert told == "it does not read NpuOptions.op_type, NpuOptions.op_layout"

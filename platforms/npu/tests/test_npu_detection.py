@@ -13,7 +13,7 @@ import pytest
 import polyattn_npu
 from platforms.tests.vendors import forbidden, no_devices, pretend
 from polyattn.vendor import Declined, Found
-from polyattn_npu import cann, detection
+from polyattn_npu import cann, cann_limits, detection
 from polyattn_npu.backends import BACKENDS
 from tests.emulators.npu.stack import SOCS
 
@@ -114,7 +114,7 @@ def test_cann_s_version_is_a_fact_of_the_machine_read_from_its_folder(monkeypatc
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     facts = detection.machine("npu:0")
     assert facts.build_facts == {"cann": "8.3.RC1"}
-    assert cann.version_of(facts) == "8.3.RC1"
+    assert cann_limits.version_of(facts) == "8.3.RC1"
 
 
 def test_a_loaded_torch_npu_tells_cann_s_version_and_one_that_cannot_leaves_it_to_the_folder(monkeypatch, tmp_path):

@@ -226,19 +226,19 @@ def scene_padding_is_sliced_off() -> None:
 
 
 def scene_an_earlier_build_has_no_mxfp4() -> None:
-    from polyattn_npu import mindie_package
+    from polyattn_npu import mindie_build
     from tests.emulators.npu.stack import using
 
     here = replace(A5, versions={"mindiesd": "3.1.0"}, build_facts={})
-    assert mindie_package.without_precision("mxfp4", here) == ()
-    mindie_package._taken.cache_clear()
+    assert mindie_build.without_precision("mxfp4", here) == ()
+    mindie_build._taken.cache_clear()
     try:
         with using(mindiesd="unreleased-fp8"):
-            assert mindie_package.without_precision("mxfp8", here) == ()
-            (told,) = mindie_package.without_precision("mxfp4", here)
+            assert mindie_build.without_precision("mxfp8", here) == ()
+            (told,) = mindie_build.without_precision("mxfp4", here)
         assert "takes fp8, mxfp8, not mxfp4" in told
     finally:
-        mindie_package._taken.cache_clear()
+        mindie_build._taken.cache_clear()
 
 
 def scene_skipped_steps_are_recorded() -> None:

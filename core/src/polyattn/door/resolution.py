@@ -226,13 +226,15 @@ def _kinds_needed(request: Request) -> tuple[str, ...]:
 
 
 def _unread_options(request: Request, machine: Machine, backend: Backend) -> tuple[str, ...]:
-    return tuple(
-        f"option {type(option).__name__}.{name} is not read by it"
+    """One sentence, however many there are."""
+    unread = [
+        f"{type(option).__name__}.{name}"
         for option in request.options
         if option.platform == machine.platform
         for name in option.stated()
         if name not in backend.options
-    )
+    ]
+    return (f"it does not read {', '.join(dict.fromkeys(unread))}",) if unread else ()
 
 
 def _within(value: object, allowed: _Limit) -> bool:

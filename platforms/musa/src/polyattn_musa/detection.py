@@ -69,6 +69,7 @@ def machine(device: str) -> Machine:
         arch=arch,
         name=name,
         versions={"torch": torch.__version__, **runtime, **installed_versions(DISTRIBUTIONS)},
+        build_facts=_build_facts(),
         env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     )
 
@@ -152,3 +153,8 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
         return "", ""
     major, minor = torch.musa.get_device_capability(index)
     return f"mp_{major}{minor}", str(torch.musa.get_device_name(index))
+
+
+def _build_facts() -> dict[str, Any]:
+    """None that a backend here asks for."""
+    return {}

@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import lru_cache, wraps
+from functools import lru_cache
 from glob import glob
-from typing import Any, ParamSpec
+from typing import Any
 
 from polyattn.vendor import Declined, Found, Machine
+from polyattn_npu import cann
 
 PLATFORM = "npu"
 #: torch's name of these devices, and of the module that serves them.
@@ -22,8 +22,8 @@ RUNTIME = "torch-npu"
 VISIBILITY = ("ASCEND_RT_VISIBLE_DEVICES",)
 #: By which MindIE-SD overrides the op of its manual mode at every call, and forces the torch release of its plugin.
 FA_TYPE, PLUGIN_VARIANT = "MINDIE_SD_FA_TYPE", "MINDIESD_PLUGIN_VARIANT"
-#: torch's switch for loading vendors' packages by itself, and where CANN's set_env.sh says that it is.
-AUTOLOAD, CANN_HOME = "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH"
+#: torch's switch for loading vendors' packages by itself, and the variable of CANN's set_env.sh.
+AUTOLOAD, CANN_HOME = "TORCH_DEVICE_BACKEND_AUTOLOAD", cann.CANN_HOME
 #: Every variable that changes what runs here: facts of the machine, never set by us.
 VARIABLES = (
     *VISIBILITY,
@@ -81,6 +81,7 @@ def machine(device: str) -> Machine:
         arch=arch,
         name=name,
         versions={"torch": torch.__version__, **runtime, **installed_versions(DISTRIBUTIONS)},
+        build_facts=_build_facts(),
         env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     )
 
@@ -180,31 +181,18 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
     return known[0] if known else f"soc{soc}", str(torch.npu.get_device_name(index))
 
 
+def _build_facts() -> dict[str, Any]:
+    """Which CANN is below torch-npu, where something here says so."""
+    version = cann.installed()
+    return {cann.FACT: version} if version else {}
+
+
 def _unloaded() -> Iterator[str]:
     """What keeps an installed torch-npu out, as far as it shows without loading it."""
     if os.environ.get(AUTOLOAD) == "0":
         yield f"{AUTOLOAD}=0 keeps it out: unset it where CANN is installed"
     if not os.environ.get(CANN_HOME):
         yield f"CANN's {CANN_HOME} is not set: install its toolkit and kernels, then source its set_env.sh"
-
-
-_P = ParamSpec("_P")
-
-
-def _with_cann(read: Callable[_P, Machine]) -> Callable[_P, Machine]:
-    """The facts that `read` gives, and which CANN is below torch-npu where something here says so."""
-
-    @wraps(read)
-    def machine(*args: _P.args, **kwargs: _P.kwargs) -> Machine:
-        from polyattn_npu import cann
-
-        facts, version = read(*args, **kwargs), cann.installed()
-        return replace(facts, build_facts={cann.FACT: version, **facts.build_facts}) if version else facts
-
-    return machine
-
-
-machine = _with_cann(machine)  # the steps above, which all vendors share, ask for no fact of this kind
 
 
 def has_installed(machine: Machine, distribution: str) -> bool:

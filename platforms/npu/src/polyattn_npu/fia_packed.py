@@ -11,6 +11,7 @@ from polyattn.vendor import PackedMeta, Result, derived, document_loop, varlen, 
 from polyattn_npu import cann, documents
 from polyattn_npu.bands import sparse_mode_args
 from polyattn_npu.batched import no_softcap
+from polyattn_npu.cann_limits import packed_fia
 from polyattn_npu.documents import Documents
 from polyattn_npu.fia_forward import dense
 from polyattn_npu.fia_operator import WINDOW_ARGS, attend, attend_packed
@@ -32,7 +33,7 @@ def packed(
     no_softcap(softcap)
     if meta.fixed and meta.lengths_q is not None and len(meta.lengths_q) == 1:
         return varlen.one_document(dense, q, k, v, out, meta=meta, softcap=softcap, options=options, **call)
-    return documents.packed(_attend, q, k, v, out, meta=meta, **call)
+    return documents.packed(_attend_documents, q, k, v, out, meta=meta, **call)
 
 
 #: How many times the documents' rows a padded batch of them may have.
@@ -48,7 +49,7 @@ class PaddedPlaces(NamedTuple):
     k: torch.Tensor
 
 
-def _attend(
+def _attend_documents(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -62,7 +63,7 @@ def _attend(
     """A `documents.PackedOp`: packed where this process's CANN takes that, else one sample a document."""
     op_args: dict[str, Any] = {"scale": scale, "need_lse": need_lse}
     rule = sparse_mode_args(*parts.longest, left, right, q.device, WINDOW_ARGS)
-    known = cann.packed_fia(cann.installed())
+    known = packed_fia(cann.installed())
     if rule and known.takes(str(q.dtype).removeprefix("torch."), q.shape[-1], len(parts.ends_q)):
         return attend_packed(q, k, v, ends_q=parts.ends_q, ends_k=parts.ends_k, **op_args, **rule)
     if _is_mostly_padding(parts):

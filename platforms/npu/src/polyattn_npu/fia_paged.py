@@ -55,7 +55,7 @@ def paged(
     call = _call(q, k, v, meta)
     width, page_size = call.q.shape[1], k.shape[1]
     if sum(-(-length // page_size) for length in call.lengths_k) <= k.shape[0]:
-        result, lse = _attend(call, causal, page_size, scale, need_lse)
+        result, lse = _over_pages(call, causal, page_size, scale, need_lse)
     else:
         result, lse = _row_by_row(call, causal, page_size, scale, need_lse)
     key = ("with a key", causal, width, call.lengths_q)
@@ -68,7 +68,7 @@ def _row_by_row(call: PagedCall, causal: bool, page_size: int, scale: float, nee
     """Rows that share pages, a call each: the op wants as many pages in the pool as all its rows have together."""
     _tell_once()
     pieces = [
-        _attend(call.piece(row, (0, call.q.shape[1]), keys, used), causal, page_size, scale, need_lse)
+        _over_pages(call.piece(row, (0, call.q.shape[1]), keys, used), causal, page_size, scale, need_lse)
         for row, (used, keys) in enumerate(zip(call.lengths_q, call.lengths_k, strict=True))
     ]
     result = torch.cat([piece for piece, _ in pieces])
@@ -113,7 +113,7 @@ def paged_spans(
             if start + skipped >= stop:
                 continue
             piece = call.piece(row, (start + skipped, stop), seen)
-            part, part_lse = _attend(piece, diagonal, k.shape[1], scale, need_lse)
+            part, part_lse = _over_pages(piece, diagonal, k.shape[1], scale, need_lse)
             result[row, start + skipped : stop].copy_(part[0])
             if lse is not None and part_lse is not None:
                 lse[row, :, start + skipped : stop].copy_(part_lse[0])
@@ -135,7 +135,7 @@ def _places(meta: PagedMeta, width: int) -> torch.Tensor:
     return derived(meta, ("places", width), lambda: places(lengths, width, meta.block_table.device))
 
 
-def _attend(call: PagedCall, causal: bool, page_size: int, scale: float, need_lse: bool) -> Result:
+def _over_pages(call: PagedCall, causal: bool, page_size: int, scale: float, need_lse: bool) -> Result:
     q = call.q
     right = 0 if causal else None
     rule = sparse_mode_args(q.shape[1], max(call.lengths_k), None, right, q.device, WINDOW_ARGS)

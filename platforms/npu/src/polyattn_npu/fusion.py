@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Requires, Slot, varlen_padding
-from polyattn_npu import cann
+from polyattn_npu import cann_limits
 from polyattn_npu.op_limits import ARCHS, DTYPES, FUSION_HEAD_DIMS, HINT, beyond_fusion, not_on_this_chip
 
 #: The first torch-npu release whose op states the order of a packed call's statistics, and the CANN that it needs.
@@ -75,11 +75,13 @@ def _packed_lse(request: Request, machine: Machine) -> tuple[str, ...]:
     """Without softmax_layout the order of a packed call's statistics is not documented."""
     if not request.lse or request.structure_kind not in ("packed", "key_padding") or request.structure_facts.spans:
         return ()
-    release, version = machine.versions.get("torch-npu", ""), cann.version_of(machine)
+    release, version = machine.versions.get("torch-npu", ""), cann_limits.version_of(machine)
     known = "the order of its packed statistics is stated by softmax_layout"
     reasons = []
-    if release and not cann.at_least(release, *TORCH_NPU_ORDERS):
+    if release and not cann_limits.at_least(release, *TORCH_NPU_ORDERS):
         reasons.append(f"LSE of packed documents: {known}, which torch-npu {release} lacks and 2.9 has")
-    if not cann.at_least(version, *CANN_ORDERS):
-        reasons.append(f"LSE of packed documents: {known}, which CANN 8.3 brought; this is {cann.named(version)}")
+    if not cann_limits.at_least(version, *CANN_ORDERS):
+        reasons.append(
+            f"LSE of packed documents: {known}, which CANN 8.3 brought; this is {cann_limits.named(version)}"
+        )
     return tuple(reasons)

@@ -24,7 +24,8 @@ from polyattn_npu.laser_range import (
     too_coarse,
     too_rough,
 )
-from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
+from polyattn_npu.mindie_build import without_plugin
+from polyattn_npu.mindie_package import REQUIRES, once_imported
 from polyattn_npu.op_limits import HALVES, not_on_this_chip
 from polyattn_npu.options import LASER, OP_TYPES, NpuOptions, npu_options
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from polyattn.vendor import Backend, Features, Machine, Request, Slot, varlen_padding
 from polyattn_npu import op_limits
 from polyattn_npu.detection import FA_TYPE
-from polyattn_npu.mindie_package import REQUIRES, once_imported, without_plugin
+from polyattn_npu.mindie_build import without_plugin
+from polyattn_npu.mindie_package import REQUIRES, once_imported
 from polyattn_npu.options import LASER, LAYOUT, OP_TYPES, NpuOptions, automatic_op, npu_options
 
 #: Device classes that MindIE-SD knows; it calls others an invalid platform.

@@ -31,14 +31,14 @@ def packed(
     only_plain(False, window, softcap, need_lse)
     _check_boundaries(meta, q.shape[0], k.shape[0])
     return documents.packed(
-        _attend, q, k, v, out, meta=meta, causal=causal, scale=scale, window=None, need_lse=False
+        _attend_documents, q, k, v, out, meta=meta, causal=causal, scale=scale, window=None, need_lse=False
     )  # fmt: skip
 
 
 key_padding = partial(packed_rows, packed)
 
 
-def _attend(
+def _attend_documents(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

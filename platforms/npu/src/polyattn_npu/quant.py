@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyattn.vendor import Backend, Features, Machine, Request, Slot
-from polyattn_npu.mindie_package import PRECISIONS, REQUIRES, without_plugin, without_precision
+from polyattn_npu.mindie_build import PRECISIONS, without_plugin, without_precision
+from polyattn_npu.mindie_package import REQUIRES
 from polyattn_npu.op_limits import DTYPES, not_on_this_chip
 from polyattn_npu.options import npu_options
 

@@ -41,7 +41,7 @@ def dense(
         q, scale = positive_scale(q, scale)
     layout = npu_options(options).op_layout or LAYOUT
     matrix = rotation(q.device, q.dtype, q.shape[-1]) if quant.rotate else None
-    attend = _uncounted if quant.method == "mxfp4" else partial(_attend, quant.method)
+    attend = _uncounted if quant.method == "mxfp4" else partial(_quantised, quant.method)
     call = partial(attend, layout, scale, matrix)
     if q.shape[0] > 1 and _alone(quant.method, k.shape[1]):
         result = torch.cat([call(*sample) for sample in zip(q.split(1), k.split(1), v.split(1), strict=True)])
@@ -59,7 +59,7 @@ def _alone(method: str, keys: int) -> bool:
     return method == "fp8" or (method == "mxfp8" and keys % _GROUP != 0)
 
 
-def _attend(
+def _quantised(
     method: str,
     layout: str,
     scale: float,
@@ -85,7 +85,7 @@ def _uncounted(
     k: torch.Tensor,
     v: torch.Tensor,
 ) -> torch.Tensor:
-    """mxfp4 by `_attend`, without the share of the softmax of keys that are not there: their scores are 0.
+    """mxfp4 by `_quantised`, without the share of the softmax of keys that are not there: their scores are 0.
 
     A column of ones beside the values is the share of the real keys, and is divided out. That is exact: a 1 has a code
     of its own, whatever precision the weights have inside is that of both columns, and where nothing is filled up, by
@@ -93,7 +93,7 @@ def _uncounted(
     see: of n keys the share is then n/(n+511) at least, where it would vanish if all scores were well below 0.
     """
     if k.shape[1] % _FILLED == 0:
-        return _attend("mxfp4", layout, scale, matrix, q, k, v)
+        return _quantised("mxfp4", layout, scale, matrix, q, k, v)
     _tell_once()
     if matrix is not None:
         q, k = q @ matrix, k @ matrix
@@ -101,7 +101,7 @@ def _uncounted(
     k = (full - full.mean(dim=1, keepdim=True)).to(k.dtype)
     width = q.shape[-1]
     ones = pad(pad(v, (0, 1), value=1.0), (0, width - 1))
-    wide = _attend("mxfp4", layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
+    wide = _quantised("mxfp4", layout, scale, None, pad(q, (0, width)), pad(k, (0, width)), ones).float()
     return wide[..., :width] / wide[..., width : width + 1]
 
 

@@ -74,6 +74,7 @@ def machine(device: str) -> Machine:
         arch=arch,
         name=name,
         versions={"torch": torch.__version__, **runtime, **installed_versions(DISTRIBUTIONS)},
+        build_facts=_build_facts(),
         env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     )
 
@@ -153,6 +154,11 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
         return _alike(_kfd_devices())
     facts = torch.cuda.get_device_properties(index)
     return str(facts.gcnArchName).partition(":")[0], str(facts.name)
+
+
+def _build_facts() -> dict[str, Any]:
+    """None that a backend here asks for."""
+    return {}
 
 
 def _kfd_devices() -> list[tuple[str, str]]:

@@ -69,6 +69,7 @@ def machine(device: str) -> Machine:
         arch=arch,
         name=name,
         versions={"torch": torch.__version__, **runtime, **installed_versions(DISTRIBUTIONS)},
+        build_facts=_build_facts(),
         env={variable: os.environ[variable] for variable in VARIABLES if variable in os.environ},
     )
 
@@ -149,3 +150,8 @@ def _arch_and_name(torch: Any, index: int) -> tuple[str, str]:
     facts = torch.xpu.get_device_properties(index)
     number = getattr(facts, "architecture", 0)  # 0: this SYCL does not know
     return f"{number:#x}" if number else "", str(facts.name)
+
+
+def _build_facts() -> dict[str, Any]:
+    """None that a backend here asks for."""
+    return {}
