@@ -57,9 +57,10 @@ class patch_sdpa:
     Dropout is refused. What has no heads, no elements or nested rows is torch's own to answer, and so are the calls of
     other threads. The last scope restores what was there.
 
-    A scope around a compiled function holds within its graph; one entered inside breaks the graph. What torch calls
-    under a function of its own, such as a backward, and what is compiled, is caught by name and not where the function
-    was imported by value (`from torch.nn.functional import ...`).
+    The function is caught by name and where it was imported by value (`from torch.nn.functional import ...`), in eager
+    and in compiled code. A scope around a compiled function holds within its graph; one entered inside breaks it.
+    A backward is no part of the scope: enter it inside what `torch.utils.checkpoint` is given, not around it, so that
+    what is computed again is computed by the same function, in whatever thread.
 
     >>> import torch, polyattn as pa
     >>> q = torch.randn(1, 2, 4, 8)
@@ -81,6 +82,8 @@ class patch_sdpa:
             )
         with _lock:
             if _open == 0:
+                # Dynamo remembers what may be overridden from when it first asks: it must find torch's own there
+                torch.overrides.get_overridable_functions()
                 _replaced = torch.nn.functional.scaled_dot_product_attention
             _open += 1
             # modules such as nn.MultiheadAttention look the function up when they call it, out of a mode's reach
