@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import polyattn as pa
 from polyattn.distributed.merge import Partial, merge_into, merged, nothing_seen
+from tests.distributed.counting import Allocations
 
 
 def partial(value: float, lse: float) -> Partial:
@@ -37,6 +38,10 @@ def test_two_partials_in_both_orders(
         assert (out.dtype, total.dtype) == (torch.float32, torch.float32)
         assert out.item() == pytest.approx(value, abs=1e-6)
         assert total.item() == pytest.approx(lse, abs=1e-4)
+        in_place = tuple(part.float() for part in partial(*one))
+        merge_into(in_place, partial(*other), (0, 1), (0, 1))
+        assert torch.equal(in_place[0], out)
+        assert torch.equal(in_place[1], total)
 
 
 def test_an_lse_of_another_layout_is_refused_with_both_shapes() -> None:
@@ -96,6 +101,15 @@ def test_in_place_is_the_same_for_some_rows_of_some_samples() -> None:
     assert not out[0].any()
     assert not out[1, :2].any()
     assert bool((lse[0] == -inf).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_place_makes_nothing_of_the_output_s_size(dtype: torch.dtype) -> None:
+    total = nothing_seen(torch.zeros(1, 64, 4, 32), 32)
+    part = torch.randn(1, 64, 4, 32, dtype=dtype), torch.randn(1, 4, 64)
+    with Allocations() as allocations:
+        merge_into(total, part, (0, 64), (0, 1))
+    assert 0 < allocations.peak < total[0].nbytes / 2
 
 
 def test_gradients_are_finite_where_a_side_or_both_saw_nothing() -> None:

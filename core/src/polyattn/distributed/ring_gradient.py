@@ -1,16 +1,18 @@
 """The ring's backward: every step is computed anew, and the gradient of keys travels behind them, home at last.
 
 Training therefore holds no more keys than inference does. All keys go all the way round, seen or not: a gradient's way
-home is then the ring's own last step.
+home is then the ring's own last step. The gradient of one step's keys is on its way while the next step is computed;
+only the way home is waited for with nothing to do.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from polyattn.distributed.chunks import Chunks, RingPlan, packed, unpacked
+from polyattn.distributed.chunks import Chunks, RingPlan, unpacked
 from polyattn.distributed.local import LocalCall, arguments_of, batch_of, cut_out, whole_partial
 from polyattn.distributed.merge import Partial, accumulator
 from polyattn.distributed.parts import Part
@@ -32,32 +34,53 @@ def gradients(
     plan = replace(plan, wanted=((True,) * plan.places,) * plan.places)
     sums = accumulator(q.dtype)
     grad_q, grad_k, grad_v = (torch.zeros_like(tensor, dtype=sums) for tensor in (q, k, v))
+    upstream = grad_out.to(sums), grad_lse
     chunks = Chunks(plan, peers, k, v)
-    travelling = None
+    travelling = Travelling(plan, peers)
     for step, parts in enumerate(plan.parts):
         on_the_way = chunks.pass_on(step)
         keys, values = chunks.held(step)
-        grads = (grad_k, grad_v)
+        grads, chunk = (grad_k, grad_v), None
         if step:
-            grads = torch.zeros_like(keys, dtype=sums), torch.zeros_like(values, dtype=sums)
+            chunk = k.new_zeros(keys.shape[1], k.shape[0], chunks.heads * sum(chunks.widths), dtype=sums)
+            grads = unpacked(chunk, chunks.heads, chunks.widths)
         for part in parts:
-            _add(call, part, (q, keys, values), (out, lse), (grad_out.to(sums), grad_lse), (grad_q, *grads))
+            _add(call, part, (q, keys, values), (out, lse), upstream, (grad_q, *grads))
         finish(on_the_way)
-        if step:
-            mine = packed(*grads)
-            travelling = _passed_on(mine if travelling is None else travelling + mine, plan, step, peers)
-    if travelling is not None:
+        if chunk is not None:
+            travelling.pass_on(step, chunk)
+    home = travelling.arrived()
+    if home is not None:
         rows = slice(plan.lead, plan.lead + plan.sizes[plan.place])
-        for grad, back in zip((grad_k, grad_v), unpacked(travelling, k.shape[2], chunks.widths), strict=True):
+        for grad, back in zip((grad_k, grad_v), unpacked(home, chunks.heads, chunks.widths), strict=True):
             grad[:, rows] += back
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
-def _passed_on(mine: torch.Tensor, plan: RingPlan, step: int, peers: Peers) -> torch.Tensor:
-    """Send the gradient of a step's keys to the next place; the one that arrives is of the next step's keys."""
-    arriving = mine.new_empty(plan.sizes[plan.origin(step + 1)], *mine.shape[1:])
-    finish(start([*peers.send(mine, plan.after), *peers.receive(arriving, plan.before)]))
-    return arriving
+class Travelling:
+    """Gradients that go round behind their keys: on their way while the next step is computed, and then added to."""
+
+    def __init__(self, plan: RingPlan, peers: Peers) -> None:
+        self.plan, self.peers = plan, peers
+        self._works: list[Any] = []
+        self._leaving: torch.Tensor | None = None
+        self._arriving: torch.Tensor | None = None
+
+    def pass_on(self, step: int, mine: torch.Tensor) -> None:
+        """Start sending this step's gradient, with what the places before say of it; the next step's is on its way."""
+        plan, peers = self.plan, self.peers
+        before = self.arrived()
+        if before is not None:
+            mine += before
+        self._leaving = mine
+        self._arriving = mine.new_empty(plan.sizes[plan.origin(step + 1)], *mine.shape[1:])
+        self._works = start([*peers.send(mine, plan.after), *peers.receive(self._arriving, plan.before)])
+
+    def arrived(self) -> torch.Tensor | None:
+        """What has come meanwhile, of the keys of the step that is done now; at last of this place's own."""
+        finish(self._works)
+        self._works, self._leaving = [], None
+        return self._arriving
 
 
 def _add(call: LocalCall, part: Part, tensors: Tensors, whole: Partial, upstream: Partial, totals: Tensors) -> None:
