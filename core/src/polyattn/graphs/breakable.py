@@ -156,7 +156,16 @@ def _signature(module: Any, leaves: list[Any], spec: TreeSpec, device: torch.dev
     first: dict[int, int] = {}  # one tensor in two places stays one, and two stay two
     same = tuple(first.setdefault(id(leaf), place) for place, leaf in enumerate(leaves))
     modes = autocast, torch.is_inference_mode_enabled(), getattr(module, "training", None)
-    return spec, tuple(map(_fact, leaves)), same, choices_here.get(), modes
+    return _hashable(spec), tuple(map(_fact, leaves)), same, choices_here.get(), modes
+
+
+def _hashable(spec: TreeSpec) -> TreeSpec | str:
+    """An older torch keeps a dictionary's names in a list."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec
 
 
 def _fact(leaf: Any) -> Any:

@@ -19,6 +19,14 @@ from polyattn.integrations.sdpa_terms import terms
 _sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
+#: Why compiled code breaks at a scope that it enters; an older Dynamo takes no reason.
+_BREAK = (
+    {"msg": "patch_sdpa is entered in compiled code: enter it around the compiled function"}
+    if torch.__version__ >= "2.8"
+    else {}
+)
+
+
 class _Thread(threading.local):
     """Of this thread: the backend choices of its open scopes, innermost last, and whether polyattn is at work."""
 
@@ -77,9 +85,7 @@ class patch_sdpa:
     def __enter__(self) -> patch_sdpa:
         global _open, _replaced
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break(
-                msg="patch_sdpa is entered in compiled code: enter it around the compiled function"
-            )
+            torch._dynamo.graph_break(**_BREAK)
         with _lock:
             if _open == 0:
                 # Dynamo remembers what may be overridden from when it first asks: it must find torch's own there
