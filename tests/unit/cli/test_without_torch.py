@@ -27,9 +27,10 @@ sys.meta_path.insert(0, NoRich())
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder first on the path, with a torch that raises as one with a broken torch-npu does."""
+    """A folder first on the path, with a torch that raises as one with a broken torch-npu does, which leaves a trace."""
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(f"raise RuntimeError({RAISED!r})\n")
+    left = 'import os\nos.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"\n'
+    (tmp_path / "torch" / "__init__.py").write_text(f"{left}raise RuntimeError({RAISED!r})\n")
     entries = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
     install(tmp_path, "torch-npu", {}, {}, {}, version="2.7.1", entry_points=entries)
     return tmp_path
@@ -72,6 +73,8 @@ def test_its_json(site):
 
 
 def test_the_hint_fits_the_cause(site):
+    on = json.loads(run(site, "info", "--json").stdout)["torch"]["hint"]
+    assert on.startswith("Set TORCH_DEVICE_BACKEND_AUTOLOAD=0")
     off = json.loads(run(site, "info", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout)["torch"]["hint"]
     assert "install torch again" in off
     (site / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")

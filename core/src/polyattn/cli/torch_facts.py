@@ -17,6 +17,7 @@ _EXTENSIONS = "torch.backends"
 def torch_facts() -> dict[str, Any]:
     """{"version", "build"} of torch, or {"error", "hint"}; and the extensions that torch loads by itself."""
     facts: dict[str, Any] = {"extensions": extensions()}
+    off = os.environ.get(_AUTOLOAD) == "0"  # asked before: torch-npu sets it while it is imported, and leaves it
     try:
         import torch
 
@@ -28,7 +29,7 @@ def torch_facts() -> dict[str, Any]:
         }
         return {**facts, "version": torch.__version__, "build": build}
     except BROKEN as error:
-        return {**facts, "error": cause(error), "hint": _hint(error, facts["extensions"])}
+        return {**facts, "error": cause(error), "hint": _hint(error, facts["extensions"], off)}
 
 
 def extensions() -> list[str]:
@@ -40,10 +41,10 @@ def extensions() -> list[str]:
         return [f"(cannot be read: {cause(error)})"]
 
 
-def _hint(error: BaseException, loaded: list[str]) -> str:
+def _hint(error: BaseException, loaded: list[str], off: bool) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return 'Install it: pip install "torch>=2.6"'
-    if os.environ.get(_AUTOLOAD) == "0":
+    if off:
         return f"{_AUTOLOAD}=0 is set, so that this is torch's own fault: install torch again"
     whose = f" (here: {', '.join(loaded)})" if loaded else ""
     return f"Set {_AUTOLOAD}=0: it keeps torch from loading vendors' extensions at its import{whose}; then try again"
