@@ -25,7 +25,7 @@ from tests.emulators.kit import install
 #: Vendor -> the distributions that its emulators pass for and that have no record of their own in EMULATED_PACKAGES.
 RECORDS: dict[str, Callable[[], Mapping[str, str]]] = {
     "rocm": lambda: import_module("tests.emulators.rocm.aiter_module").VERSIONS,
-    "xpu": dict,  # IPEX is retired and loads beside torch 2.8 alone, which is not this machine's
+    "xpu": lambda: import_module("tests.emulators.xpu.ipex").VERSIONS,  # retired: beside torch 2.8 alone
     "musa": lambda: import_module("tests.emulators.musa.mate").VERSIONS,
 }
 

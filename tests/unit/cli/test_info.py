@@ -75,7 +75,33 @@ def test_a_backend_that_refuses_this_machine_is_not_usable(polyattn, add_platfor
     )
     fast, plain = by_name(polyattn("info", "--json").json["in_use"], "platform")["toy"]["backends"]
     assert (fast["status"], plain["status"]) == ("not usable", "usable")
-    assert fast["reasons"] == ["toy1 is too old for it (asked for a plain dense call)"]
+    assert fast["reasons"] == ["toy1 is too old for it"]
+
+
+#: A toy's backend, as expressions: kind, dtypes and check; and what info says against it, nothing where it is usable.
+UNLIKE = {
+    "only packed, refused": ("packed", "HALF", "('no kernels', f'scale {request.scale}')", "no kernels"),
+    "many rows alone": ("dense", "HALF", "() if request.q.shape[1] >= 2048 else ('few rows',)", ""),
+    "no dtype": ("dense", "frozenset()", "()", "no slot of it claims both a structure and a dtype: it takes no call"),
+    "each its own reason": (
+        "dense", "HALF | SINGLE", "(f'not {request.dtype}',)",
+        "not bfloat16 (asked for q[1, 512, 8, 64] k[1, 512, 8, 64] v[1, 512, 8, 64] bfloat16 on toy:0, dense)",
+    ),
+    "broken": ("dense", "HALF", "1 / 0", "its check raised ZeroDivisionError: division by zero"),
+    "ends the process": ("dense", "HALF", "exit('bye')", "it cannot be asked: SystemExit: bye"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_what_takes_no_call_on_this_machine_is_not_usable_with_the_reasons_that_every_call_meets(
+    polyattn, add_platform, case
+):
+    kind, dtypes, check, reasons = UNLIKE[case]
+    slot = f"Slot('toy:f', Features(kinds=frozenset({{{kind!r}}}), dtypes={dtypes}))"
+    add_platform(probe="Found()", backends=f"(Backend('one', ({slot},), check=lambda request, machine: {check}),)")
+    (one,) = by_name(polyattn("info", "--json").json["in_use"], "platform")["toy"]["backends"]
+    assert "; ".join(one["reasons"]) == reasons
+    assert one["status"] == ("usable" if not reasons else "error" if "SystemExit" in reasons else "not usable")
 
 
 def test_vendor_variables_are_shown_as_set_even_where_the_platform_declined(polyattn, add_platform, monkeypatch):

@@ -10,9 +10,8 @@ from polyattn.cli.capabilities import matrix
 from polyattn.discovery import backends_of
 from polyattn.discovery.loading import cause
 from polyattn.discovery.scan import BROKEN
-from polyattn.door.resolution import missing_requirements
 from polyattn.machine import machine_of
-from polyattn.vendor import Backend, Machine, Platform, Request, Slot, TensorFacts
+from polyattn.vendor import Backend, Machine, Platform
 
 
 def platform_facts(platform: Platform, devices: int) -> dict[str, Any]:
@@ -55,32 +54,12 @@ def backend_facts(backend: Backend, platform: str, machine: Machine | None) -> d
 def _status(backend: Backend, machine: Machine | None) -> tuple[str, tuple[str, ...]]:
     if machine is None:
         return "unknown", ("the machine's facts could not be read",)
-    missing = missing_requirements(backend.requires, machine)
-    if missing:
-        return "missing package", missing
-    against: tuple[str, ...] = ()
-    for slot in backend.slots:
-        request = _plain_request(slot, machine)
-        try:
-            reasons = backend.check(request, machine) if request is not None else ()
-        except BROKEN as error:
-            return "error", (f"its check raised {cause(error)}",)
-        if not reasons:
-            return "usable", ()
-        against = against or tuple(reasons)
-    return "not usable", tuple(f"{reason} (asked for a plain dense call)" for reason in against)
+    try:
+        from polyattn.cli.usable import usable  # it needs torch, and this command does not
 
-
-def _plain_request(slot: Slot, machine: Machine) -> Request | None:
-    """A small dense call that the slot's features cover, to hear what the backend says of the machine alone."""
-    features = slot.features
-    if "dense" not in features.kinds or not features.dtypes:
-        return None
-    dtype = "bfloat16" if "bfloat16" in features.dtypes else min(features.dtypes)
-    dims = features.head_dims
-    dim = 64 if dims is None or 64 in dims else max(dims)
-    tensor = TensorFacts.contiguous((1, 256, 8, dim), dtype)
-    return Request(tensor, tensor, tensor, device=f"{machine.device_type}:{machine.index}", scale=dim**-0.5)
+        return usable(backend, machine)
+    except BROKEN as error:  # what no resolver expects, such as an import that ends the process
+        return "error", (f"it cannot be asked: {cause(error)}",)
 
 
 def _backends(platform: Platform) -> tuple[tuple[Backend, ...] | None, str]:
