@@ -103,6 +103,27 @@ class TestScope:
             assert (calls(one, WAN), calls(two, SD3)) == (4, 0)
         assert calls(one, WAN) == 0
 
+    @BOTH_KINDS
+    def test_scopes_of_several_threads_end_in_any_order(self, case):
+        model = case.build()
+        before = state(model)
+        first, second, third = (use_polyattn(model) for _ in range(3))
+        for scope in (first, second, third):
+            scope.__enter__()
+        for scope in (second, first):
+            scope.__exit__(None, None, None)
+            assert calls(model, case) == len(before)
+        third.__exit__(None, None, None)
+        assert state(model) == before
+        assert calls(model, case) == 0
+
+    def test_a_model_given_twice_is_put_back(self):
+        model = WAN.build()
+        before = state(model)
+        with use_polyattn(model, model.blocks[0], model):
+            assert calls(model, WAN) == len(before)
+        assert state(model) == before
+
     def test_a_processor_that_the_user_sets_meanwhile_stays(self):
         model = SD3.build()
         mine = JointAttnProcessor2_0()

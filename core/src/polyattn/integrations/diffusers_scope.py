@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,19 +38,38 @@ class Routed:
 
 
 @dataclass
+class _Replaced:
+    """What a stand-in replaced, and whether its scope is over."""
+
+    processor: Any
+    over: bool = False
+
+
+_replaced: weakref.WeakKeyDictionary[Any, _Replaced] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+@dataclass
 class Standin:
     """A module's processor and the copy that stands in for it."""
 
     module: torch.nn.Module
-    processor: Any
     copy: Any
 
     def put(self) -> None:
-        self.module.processor = self.copy
+        with _lock:
+            _replaced[self.copy] = _Replaced(self.module.processor)
+            self.module.processor = self.copy
 
     def put_back(self) -> None:
-        if self.module.processor is self.copy:  # else the user has set another one meanwhile
-            self.module.processor = self.processor
+        """Scopes of several threads end in any order: the last one finds what was there before the first.
+
+        A processor that the user has set meanwhile stays.
+        """
+        with _lock:
+            _replaced[self.copy].over = True
+            while (replaced := _replaced.get(self.module.processor)) is not None and replaced.over:
+                self.module.processor = replaced.processor
 
 
 def standins(models: tuple[torch.nn.Module, ...], backend: Any) -> tuple[list[Standin], Routed]:
@@ -63,9 +84,9 @@ def standins(models: tuple[torch.nn.Module, ...], backend: Any) -> tuple[list[St
             how = _how(processor)
             found[how].append(f"{name or type(module).__name__}: {type(processor).__name__}")
             if how == "dispatched":
-                made.append(Standin(module, processor, _dispatching(processor, backend)))
+                made.append(Standin(module, _dispatching(processor, backend)))
             elif how == "patched":
-                made.append(Standin(module, processor, _patching(processor)))
+                made.append(Standin(module, _patching(processor)))
     return made, Routed(**{how: tuple(names) for how, names in found.items()})
 
 
