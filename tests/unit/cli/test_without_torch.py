@@ -27,7 +27,7 @@ sys.meta_path.insert(0, NoRich())
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder first on the path, with a torch that raises as one with a broken torch-npu does, which leaves a trace."""
+    """A folder first on the path, with a torch that raises, and sets a variable, as one with a broken torch-npu does."""
     (tmp_path / "torch").mkdir()
     left = 'import os\nos.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"\n'
     (tmp_path / "torch" / "__init__.py").write_text(f"{left}raise RuntimeError({RAISED!r})\n")
