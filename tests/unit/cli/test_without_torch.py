@@ -12,7 +12,10 @@ import pytest
 from polyattn.environment import VARIABLES
 from tests.unit.discovery.conftest import install
 
-RAISED = "Failed to load the backend extension: torch_npu. libascend_hal.so: cannot open shared object file"
+RAISED = "Failed to load the backend extension: torch_npu."
+MISSING = "libhccl.so: cannot open shared object file"
+#: What info makes of the two.
+TOLD = f"RuntimeError: {RAISED} (caused by ImportError: {MISSING})"
 NO_RICH = """
 import sys
 
@@ -27,10 +30,12 @@ sys.meta_path.insert(0, NoRich())
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder first on the path, with a torch that raises, and sets a variable, as one with a broken torch-npu does."""
+    """A folder first on the path, with a torch that raises and leaves a variable set, as one beside torch-npu does."""
     (tmp_path / "torch").mkdir()
     left = 'import os\nos.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"\n'
-    (tmp_path / "torch" / "__init__.py").write_text(f"{left}raise RuntimeError({RAISED!r})\n")
+    (tmp_path / "torch" / "__init__.py").write_text(
+        f"{left}raise RuntimeError({RAISED!r}) from ImportError({MISSING!r})\n"
+    )
     entries = "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
     install(tmp_path, "torch-npu", {}, {}, {}, version="2.7.1", entry_points=entries)
     return tmp_path
@@ -54,7 +59,7 @@ def test_info_says_the_error_the_way_out_and_the_rest(site):
     done = run(site, "info")
     assert done.returncode == 1
     assert done.stderr == ""
-    assert f"RuntimeError: {RAISED}" in done.stdout
+    assert TOLD in done.stdout
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
     assert "torch-npu 2.7.1 (torch_npu:_autoload)" in done.stdout
     assert "\n  cpu       accepted  " in done.stdout
@@ -65,7 +70,7 @@ def test_its_json(site):
     done = run(site, "info", "--json")
     facts = json.loads(done.stdout)
     assert done.returncode == 1
-    assert facts["torch"]["error"] == f"RuntimeError: {RAISED}"
+    assert facts["torch"]["error"] == TOLD
     assert facts["torch"]["extensions"] == ["torch-npu 2.7.1 (torch_npu:_autoload)"]
     assert facts["packages"]["torch-npu"] == "2.7.1"
     assert facts["problems"] == [f"torch cannot be imported: {facts['torch']['error']}", facts["torch"]["hint"]]
@@ -96,7 +101,7 @@ def test_the_others_say_so_in_one_line(site, command):
     done = run(site, *command)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert f"torch cannot be imported: RuntimeError: {RAISED}" in done.stderr
+    assert f"torch cannot be imported: {TOLD}" in done.stderr
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stderr
 
 

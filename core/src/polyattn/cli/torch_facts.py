@@ -29,7 +29,7 @@ def torch_facts() -> dict[str, Any]:
         }
         return {**facts, "version": torch.__version__, "build": build}
     except BROKEN as error:
-        return {**facts, "error": cause(error), "hint": _hint(error, facts["extensions"], off)}
+        return {**facts, "error": _with_root(error), "hint": _hint(error, facts["extensions"], off)}
 
 
 def extensions() -> list[str]:
@@ -39,6 +39,14 @@ def extensions() -> list[str]:
         return sorted(f"{entry.dist.name} {entry.dist.version} ({entry.value})" for entry in found if entry.dist)
     except BROKEN as error:
         return [f"(cannot be read: {cause(error)})"]
+
+
+def _with_root(error: BaseException) -> str:
+    """The error in one line, and what first went wrong: torch wraps what an extension raises."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    return cause(error) if root is error else f"{cause(error)} (caused by {cause(root)})"
 
 
 def _hint(error: BaseException, loaded: list[str], off: bool) -> str:
