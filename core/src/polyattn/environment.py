@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType, MappingProxyType
 from typing import TypeVar
@@ -53,6 +54,12 @@ class Environment:
     given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
 
+#: The package's logger. Whoever configures logging sees our warnings there too, at INFO what was detected, and at DEBUG
+#: each route when it is first taken; nobody else sees anything.
+log = logging.getLogger("polyattn")
+log.addHandler(logging.NullHandler())
+
+_told: set[Hashable] = set()
 _lock = threading.RLock()
 _current: Environment | None = None
 _callbacks: list[Callable[[], object]] = []
@@ -96,6 +103,7 @@ def reload_environment() -> None:
     global _current
     with _lock:
         _current = None
+        _told.clear()
         callbacks = tuple(_callbacks)
     for callback in callbacks:
         callback()
@@ -108,15 +116,23 @@ def on_reload(callback: _Callback) -> _Callback:
     return callback
 
 
-def warn(message: str, category: type[Warning] = PolyattnWarning) -> None:
-    """Warn at the caller's line outside polyattn; under POLYATTN_STRICT=1 raise it instead."""
+def warn(message: str, category: type[Warning] = PolyattnWarning, *, key: Hashable = None) -> None:
+    """Warn at the caller's line outside polyattn, and in the log; under POLYATTN_STRICT=1 raise it instead.
+
+    A warning with a key is told once in a process, or until `reload_environment()`; raised, it is raised each time.
+    """
     if environment().strict:
         raise category(f"{message} ({STRICT}=1 makes this warning an error)")
+    if key is not None and key in _told:
+        return
+    log.warning(message)
     level = 1
     frame: FrameType | None = sys._getframe(0)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "polyattn":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+    if key is not None:
+        _told.add(key)  # after the warning, which a filter may make an error, each time
 
 
 def normalised(distribution: str) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from polyattn.choice import Choice
 from polyattn.discovery import all_backend_names, backends_of, platform_for
 from polyattn.door.platform import Platform
 from polyattn.door.request import Request
-from polyattn.environment import on_reload, warn
+from polyattn.environment import log, on_reload, warn
 from polyattn.machine import machine_of
 from polyattn.quant import Quant
 from polyattn.request import autocast_dtype, check_out, check_tensors, check_types, request_of, shares_memory
@@ -76,7 +77,7 @@ def make_plan(
     squeeze = request.structure_kind == "packed" and q.dim() == 4
     if _is_empty(request):
         return Plan(route, partial(_run_empty, lse=lse, squeeze=squeeze, autocast=autocast))
-    _warn_once(route)
+    _tell(route)
     apart = out is None or not shares_memory(out, q, k, v)
     return Plan(
         route,
@@ -293,21 +294,19 @@ def _run_empty(
     return (result, row_lse) if lse else result
 
 
-_warned: set[tuple[str, str, str]] = set()
-
-
-def _warn_once(route: Route) -> None:
-    key = (route.platform, route.name, route.request.structure_kind)
-    if route.slow and key not in _warned:
+def _tell(route: Route) -> None:
+    """A new route in the log; a slow one as a warning, once for each that there is."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s takes [%s]", route.name, route.request)
+    if route.slow:
         against = "; ".join(route.reasons.get(route.backend.name, ()))
         warn(
             f"{route.name}, a generic route, serves [{route.request}]: exact, but slower than a slot that takes it. "
-            f"{route.backend.name} does not: {against}. pa.explain(...) has the other backends' reasons"
+            f"{route.backend.name} does not: {against}. pa.explain(...) has the other backends' reasons",
+            key=("slow", route.platform, route.name, route.request.structure_kind),
         )
-        _warned.add(key)  # after the warning, which is an error under POLYATTN_STRICT, each time
 
 
 @on_reload
 def _forget() -> None:
     _owners.clear()
-    _warned.clear()

@@ -13,7 +13,7 @@ from polyattn.discovery.loading import Outcome
 from polyattn.discovery.report import PlatformReport
 from polyattn.discovery.rules import EMBEDDED
 from polyattn.discovery.scan import scan
-from polyattn.environment import PolyattnWarning, environment, on_reload, warn
+from polyattn.environment import PolyattnWarning, environment, log, on_reload, warn
 from polyattn.errors import BackendUnavailable
 from polyattn.vendor import Platform
 
@@ -112,6 +112,8 @@ def _detect_once() -> Detection:
         finally:
             state.detecting = False
         state.found = found
+    for report in found.reports:
+        log.info("%s", report)
     announce(found.warnings)
     return found
 
