@@ -66,6 +66,7 @@ def test_a_band_is_seen_once_and_nothing_else(data: st.DataObject) -> None:
     q, k = data.draw(cuts(queries)), data.draw(cuts(keys))
     pieces = pieces_of([band], q, k)
     assert torch.equal(called(pieces, size(q), size(k)), meant([band], q, k))
+    assert sum(piece.work for piece in pieces) == meant([band], q, k).sum()
 
 
 @settings(max_examples=400, deadline=None)
@@ -80,6 +81,7 @@ def test_documents_cut_anywhere_stay_apart(data: st.DataObject) -> None:
     q, k = data.draw(cuts(q_end + 2)), data.draw(cuts(k_end + 2))
     pieces = pieces_of(bands, q, k)
     assert torch.equal(called(pieces, size(q), size(k)), meant(bands, q, k))
+    assert sum(piece.work for piece in pieces) == meant(bands, q, k).sum()
 
 
 def test_what_every_rank_holds_and_its_own_shard_are_one_causal_call() -> None:

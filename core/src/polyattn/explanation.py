@@ -167,13 +167,15 @@ def _over_ranks(
 ) -> Explanation:
     """The largest ordinary call of this rank, with the strategy as notes; what cannot be shared out is a refusal."""
     from polyattn.distributed.explaining import ordinary_call
+    from polyattn.distributed.local import LocalCall
 
     effective, notes = effective_quant(quant, None, step_here())
     refusal = None
+    stated = (scale, arguments.softcap, backend, None, quant, None, arguments.deterministic, arguments.options)
     try:
         call = ordinary_call(
             q, k, v, structure=structure, facts=arguments, gate=gate, return_lse=return_lse, parallel=parallel,
-            joint=joint, replicated=replicated,
+            joint=joint, replicated=replicated, call=LocalCall(*stated) if machine is None else None,
         )  # fmt: skip
         arguments = replace(arguments, causal=call.causal, window=call.window)
         q, k, v, return_lse, notes = call.q, call.k, call.v, call.lse, (*notes, *call.notes)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from polyattn.distributed.balance import pairs_of
 from polyattn.distributed.cost import Ranks, Work
 from polyattn.distributed.cost_machines import H200
 from polyattn.distributed.heads import Ends
 from polyattn.distributed.parts import bands_of, why_whole
 from polyattn.distributed.prices import groups_of, in_groups
-from polyattn.distributed.rows import Ranges, Split
-from polyattn.distributed.visible import Band, pieces_of
+from polyattn.distributed.rows import Split
 from polyattn.structures import Structure, VideoTiles
 
 if TYPE_CHECKING:
@@ -49,14 +49,6 @@ def work_of(asked: Asked, structure: Structure | None, rows: tuple[Split, Split]
 def ranks_of_hosts(asked: Asked) -> Ranks:
     """The ranks on their hosts."""
     return Ranks(asked.per_host, asked.parallel.world_size // asked.per_host)
-
-
-def pairs_of(bands: list[Band], q_rows: Ranges, k_rows: Ranges, batch: int) -> int:
-    """About how many pairs of query and key rows are computed, over all samples."""
-    return sum(
-        piece.work * (batch if piece.batch is None else piece.batch[1] - piece.batch[0])
-        for piece in pieces_of(bands, q_rows, k_rows)
-    )
 
 
 def _visible(asked: Asked, structure: Structure | None, q: int, k: int) -> float:

@@ -29,7 +29,7 @@ def elapsed(groups: Sequence[Group]) -> float:
 
     >>> one, half = Group(1.0, 4.0, 8.0, 2.0, 1.0), Group(0.5, 2.0, 4.0, 1.0, 0.5)
     >>> elapsed([one]), elapsed([half, half])
-    (16.0, 12.5)
+    (16.0, 12.0)
     """
     stream = link = 0.0
     arrived: list[float] = []

@@ -12,11 +12,12 @@ from polyattn.call import check_heads
 from polyattn.distributed.agreement import agree
 from polyattn.distributed.attend import attend
 from polyattn.distributed.failure import Communicating
-from polyattn.distributed.geometry import Asked, Geometry, geometry_of, sees_alike, splits_of
+from polyattn.distributed.geometry import Asked, Geometry, sees_alike, splits_of
 from polyattn.distributed.groups import Ranks, ranks_of
 from polyattn.distributed.lanes import Lanes, lane_like, lanes_of
 from polyattn.distributed.local import LocalCall
 from polyattn.distributed.parallel import SequenceParallel
+from polyattn.distributed.planning import planned
 from polyattn.distributed.refusal import tell_everyone
 from polyattn.distributed.rehearsal import rehearse
 from polyattn.distributed.signature import signature_of
@@ -26,7 +27,7 @@ from polyattn.structures import Dense, Structure
 from polyattn.structures.base import keep
 from polyattn.structures.host_data import dtype_name
 
-#: Geometries and agreed calls that one structure remembers.
+#: Agreed calls that one structure remembers.
 _LIMIT = 256
 #: Stands for calls without a structure: what they derive is kept here.
 _DENSE = Dense()
@@ -182,20 +183,14 @@ def _prepared(
     grad: bool,
 ) -> Geometry:
     """This rank's plan on first use: checked against the glued sequence, and every ordinary call of it has a route."""
-    geometry = _geometry(asked, structure, (_DENSE if structure is None else structure).parts)
     like = lanes.q.shard, lanes.v.shard
-    _check_structure(structure, geometry, asked, like[0])
-    if not asked.complete:
-        rehearse(geometry, call, like, asked.rank, facts, lse, grad, lanes.gate is not None)
-    return geometry
 
+    def check(geometry: Geometry) -> None:
+        _check_structure(structure, geometry, asked, like[0])
+        if not asked.complete:
+            rehearse(geometry, call, like, asked.rank, facts, lse, grad, lanes.gate is not None)
 
-def _geometry(asked: Asked, structure: Structure | None, cache: dict[Any, Any]) -> Geometry:
-    """Shared by all layers whose calls differ in what does not concern rows."""
-    if asked not in cache:
-        keep(cache, _LIMIT, asked, geometry_of(asked, structure))
-    found: Geometry = cache[asked]
-    return found
+    return planned(asked, structure, (_DENSE if structure is None else structure).parts, check)
 
 
 def _check_structure(structure: Structure | None, geometry: Geometry, asked: Asked, like: torch.Tensor) -> None:

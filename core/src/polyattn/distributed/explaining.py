@@ -9,11 +9,13 @@ import torch
 
 from polyattn.arguments import Arguments
 from polyattn.distributed.entry import asked_of, held
-from polyattn.distributed.geometry import Geometry, geometry_of, sees_alike
+from polyattn.distributed.geometry import Geometry, sees_alike
 from polyattn.distributed.groups import ranks_of
 from polyattn.distributed.lanes import Lanes
-from polyattn.distributed.local import arguments_of, cut_out
+from polyattn.distributed.local import LocalCall, arguments_of, cut_out
 from polyattn.distributed.parallel import SequenceParallel
+from polyattn.distributed.planning import planned
+from polyattn.distributed.rehearsal import rehearse
 from polyattn.distributed.rows import size
 from polyattn.structures import Structure
 
@@ -45,10 +47,12 @@ def ordinary_call(
     parallel: SequenceParallel,
     joint: Any,
     replicated: Any,
+    call: LocalCall | None = None,
 ) -> OrdinaryCall:
     """The largest call that this rank makes; rank 0's where torch.distributed is not initialised.
 
-    Nothing is communicated. Raises as the call would before its ranks agree.
+    Nothing is communicated. Raises as the call would before its ranks agree. `call`: what all ordinary calls state, so
+    that a division without a route is passed over; None where another machine is asked about.
     """
     complete = getattr(replicated, "kv", False) is True
     lanes = held(q, k, v, gate, structure, joint, replicated)
@@ -56,7 +60,15 @@ def ordinary_call(
     known = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = ranks_of(parallel) if known and not alone else None
     asked = asked_of(lanes, facts, parallel, complete, ranks)
-    geometry, rank = geometry_of(asked, structure), asked.rank
+    rank = asked.rank
+
+    def check(geometry: Geometry) -> None:
+        """Only where the division is open: a stated one that has no route is a refusal with each backend's reasons."""
+        if call is not None and parallel.ranks is not None and not complete:
+            like, grad = (lanes.q.shard, lanes.v.shard), any(tensor.requires_grad for tensor in (q, k, v))
+            rehearse(geometry, call, like, rank, facts, return_lse, grad, gate is not None)
+
+    geometry = planned(asked, structure, {}, check)
     notes = (f"parallel: {geometry.name} ({parallel.degrees}), rank {rank} of {parallel.world_size}", *geometry.notes)
     return _largest(geometry, lanes, rank, facts, return_lse, notes)
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polyattn.distributed.balance import balanced
 from polyattn.distributed.choosing import groups_of_heads
 from polyattn.distributed.chunks import RingPlan, wanted_of
 from polyattn.distributed.heads import Ends, Heads, split_heads
 from polyattn.distributed.moves import Exchange, moves_of
 from polyattn.distributed.parallel import SequenceParallel
 from polyattn.distributed.parts import Part, bands_of, of_heads, parts_of, why_whole
-from polyattn.distributed.rows import Ranges, Split, Spread, joined, size
+from polyattn.distributed.rows import Ranges, Split, Spread, size
 from polyattn.distributed.stated_rows import split_of, structure_rows, told_exactly
-from polyattn.distributed.visible import Band, pieces_of
+from polyattn.distributed.visible import Band
 from polyattn.errors import UnsupportedRequest
 from polyattn.structures import KeyPadding, Mask, Paged, Structure
-
-#: Rows change places for a balanced ring where that spares the busiest place at least this share of its work.
-_WORTH_MOVING = 0.2
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ class Geometry:
     def told(self) -> str:
         """The strategy and the KV heads of each group of heads: the same on every rank, or they would not meet."""
         groups = [exchange.q.heads.kv for exchange in self.exchanges]
-        return f"{self.name} {groups}" if groups else self.name
+        degrees = "" if self.spread is None else f" {self.spread.ulysses} x {self.spread.places}"
+        return f"{self.name}{degrees}, groups of KV heads {groups}" if groups else f"{self.name}{degrees}"
 
 
 def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
@@ -108,7 +107,7 @@ def geometry_of(asked: Asked, structure: Structure | None) -> Geometry:
         name, told = "gather", f"gather: keys and values of {parallel.gather} places in one all-gather"
         found = Geometry(name, heads, mine, spread, parts=parts, gathers=True)
     else:
-        spread, told = _balanced(spread, bands)
+        spread, told = balanced(spread, bands)
         name, found = "ring", Geometry("ring", heads, mine, spread, ring=_ring(spread, mine, bands, rank))
     if parallel.ulysses > 1:
         name = f"ulysses x {name}"
@@ -171,25 +170,6 @@ def _ring(spread: Spread, structure: Structure | None, bands: list[Band], rank: 
         [bool(parts_of(structure, bands, spread.queries(at), block)) for block in blocks] for at in range(spread.places)
     ]
     return RingPlan(place, parts, tuple(map(size, blocks)), wanted_of(seen), spread.k.lead)
-
-
-def _balanced(spread: Spread, bands: list[Band]) -> tuple[Spread, str]:
-    """Rows in zigzag order where that makes the busiest place's work enough smaller."""
-    passed = f"ring: keys and values go around {spread.places} places"
-    if all(band.right is None for band in bands):
-        return spread, passed
-    zigzag = replace(spread, zigzag=True)
-    plain_work, zigzag_work = _busiest(spread, bands), _busiest(zigzag, bands)
-    if zigzag_work > (1.0 - _WORTH_MOVING) * plain_work:
-        return spread, passed
-    return zigzag, f"{passed}; rows in zigzag order, which spares the busiest {1 - zigzag_work / plain_work:.0%}"
-
-
-def _busiest(spread: Spread, bands: list[Band]) -> int:
-    keys = joined(((0, spread.k.total),))
-    return max(
-        sum(piece.work for piece in pieces_of(bands, spread.queries(place), keys)) for place in range(spread.places)
-    )
 
 
 def _with_exchanges(found: Geometry, structure: Structure | None, rank: int, ends: Ends) -> Geometry:

@@ -22,6 +22,7 @@ class SequenceParallel:
              structure says (KeyPadding, Mask, Packed, VideoTiles know how long the sequence is), else every rank holds
              equally many
     kv_rows  the same of the keys. None: as the structure says, else as `rows`, else every rank holds equally many
+    ranks    instead of the three degrees: so many ranks, divided for each call as the cost model finds cheapest
 
     >>> import polyattn as pa
     >>> pa.distributed.SequenceParallel(ulysses=2, ring=2).world_size
@@ -34,9 +35,10 @@ class SequenceParallel:
     gather: int = 1
     rows: Rows = None
     kv_rows: Rows = None
+    ranks: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ulysses", "ring", "gather"):
+        for name in ("ulysses", "ring", "gather", *(("ranks",) if self.ranks is not None else ())):
             size = getattr(self, name)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name}: a positive number of ranks is needed, got {size!r}")
@@ -44,6 +46,8 @@ class SequenceParallel:
             raise ValueError(
                 f"ring, gather: keys are either passed on or gathered, got ring={self.ring} and gather={self.gather}"
             )
+        if self.ranks is not None and (self.ulysses, self.ring, self.gather) != (1, 1, 1):
+            raise ValueError(f"ranks: it leaves open how they are divided, but {self._told_degrees()} says so")
         for name in ("rows", "kv_rows"):
             object.__setattr__(self, name, self._rows(name))
 
@@ -66,11 +70,14 @@ class SequenceParallel:
     @property
     def world_size(self) -> int:
         """Ranks that share one sequence."""
-        return self.ulysses * self.places
+        return self.ulysses * self.places if self.ranks is None else self.ranks
 
     @property
     def degrees(self) -> str:
         """The degrees, for a reader."""
+        return self._told_degrees() if self.ranks is None else f"ranks={self.ranks}"
+
+    def _told_degrees(self) -> str:
         sizes = ((name, getattr(self, name)) for name in ("ulysses", "ring", "gather"))
         return ", ".join(f"{name}={size}" for name, size in sizes if size > 1) or "one rank"
 

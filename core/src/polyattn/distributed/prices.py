@@ -108,6 +108,12 @@ def in_groups(machine: Machine, work: Work, ranks: Ranks, ends: Ends) -> Cost:
     return Cost(attention, waiting, exposed - copying - waiting, copying, there.sent + back.sent, held)
 
 
+def reordering(machine: Machine, work: Work, ranks: Ranks) -> Cost:
+    """What it costs that rows change places before and after: about as much as heads do."""
+    there, back, copies = _exchanges(machine, work, ranks, ranks.total)
+    return there + back + copies
+
+
 def _exchanges(machine: Machine, work: Work, ranks: Ranks, ulysses: int) -> tuple[Cost, Cost, Cost]:
     """Heads for rows, with q, k, v in one all-to-all; back; and the copies. Every rank gets a KV head."""
     if ulysses == 1:

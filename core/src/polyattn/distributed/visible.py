@@ -42,9 +42,23 @@ class Piece:
 
     @property
     def work(self) -> int:
-        """About how many pairs of rows are computed: a diagonal halves them."""
-        whole = sum(q * k for q, k in self.documents) or (self.q[1] - self.q[0]) * (self.k[1] - self.k[0])
-        return whole if self.window == (None, None) else whole // 2
+        """How many pairs of rows see each other."""
+        sizes = self.documents or ((self.q[1] - self.q[0], self.k[1] - self.k[0]),)
+        return sum(q * k - _hidden(q, k, self.window) for q, k in sizes)
+
+
+def _hidden(queries: int, keys: int, window: tuple[int | None, int | None]) -> int:
+    """Pairs of a document beyond the sides of its bottom-right diagonal."""
+    left, right = window
+    behind = 0 if right is None else _steps(queries - 1 - right, keys)
+    before = 0 if left is None else _steps(keys - 1 - left, queries)
+    return behind + before
+
+
+def _steps(longest: int, most: int) -> int:
+    """1 + 2 + ... + longest, of which only the `most` largest count; from the other side, no number above `most`."""
+    below = max(longest - most, 0)
+    return (longest * (longest + 1) - below * (below + 1)) // 2 if longest > 0 else 0
 
 
 def cut(band: Band, q: Range, k: Range) -> Band | None:
