@@ -14,6 +14,7 @@ import torch
 
 from polyattn import structures
 from polyattn.arguments import check_combination, check_flag, checked, checked_scale
+from polyattn.distributed.parallel import over_ranks
 from polyattn.errors import UnsupportedRequest
 from polyattn.operators import define_once
 from polyattn.quant import Quant, as_quant, skipped
@@ -67,6 +68,14 @@ def attend_traced(
     replicated: Any,
 ) -> Any:
     """The traced form of `pa.attention`; arguments as there."""
+    if over_ranks(parallel):
+        from polyattn.distributed.uncompiled import attend_between_graphs
+
+        return attend_between_graphs(
+            (scale, softcap, backend, configured, quant, layer, deterministic, options), q, k, v, structure=structure,
+            causal=causal, window=window, gate=gate, return_lse=return_lse, out=out, parallel=parallel, joint=joint,
+            replicated=replicated,
+        )  # fmt: skip
     for name, value in (("parallel", parallel), ("joint", joint), ("replicated", replicated)):
         if value is not None:
             raise UnsupportedRequest(f"{name}= is not supported inside a compiled graph; make this call outside of it")

@@ -12,8 +12,10 @@ from polyattn.distributed.parallel import SequenceParallel, check_parallel
 from polyattn.distributed.peers import Peers
 from polyattn.distributed.refusal import tell_everyone
 from polyattn.distributed.rows import consecutive
+from polyattn.distributed.uncompiled import uncompiled
 
 
+@uncompiled
 def shard(tensor: torch.Tensor, parallel: SequenceParallel | None, dim: int = 1) -> torch.Tensor:
     """This rank's rows along `dim`, a view: as equal numbers as can be, the first ranks hold one more.
 
@@ -30,6 +32,7 @@ def shard(tensor: torch.Tensor, parallel: SequenceParallel | None, dim: int = 1)
     return tensor.narrow(dim, start, end - start)
 
 
+@uncompiled
 def gather(
     tensor: torch.Tensor, parallel: SequenceParallel | None, dim: int = 1, rows: int | tuple[int, ...] | None = None
 ) -> torch.Tensor:
