@@ -3,7 +3,8 @@
 python benchmarks/cuda/distributed.py [--out DIR] [--small]      (as many ranks as there are devices)
 torchrun --nproc-per-node 4 benchmarks/cuda/distributed.py [--out DIR] [--small]
 
-Exposed time is T(n devices) minus T(the n-th part of the work on one device), of the same round of one run.
+Exposed time is T(n devices) minus T(the n-th part of the work on one device), of the same round of one run. Ulysses is
+timed as the cost model cuts its heads into groups, as one group, which overlaps nothing, and in groups of other sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,12 +26,15 @@ from _ranks import RanksClock, beyond, everybody, join_ranks, start_ranks, waits
 from _ranks_peers import diffusers, gather_by_hand, ring_flash_attn, ulysses_by_hand, yunchang
 from _record import Asked, Record, arguments
 
+from polyattn import explain
 from polyattn.bench.shapes import SHAPES, workload_of
 from polyattn.bench.timing import Timings, interleaved
-from polyattn.distributed import SequenceParallel, shard
-from polyattn.distributed.cost import Ranks, Strategy, Work
+from polyattn.distributed import SequenceParallel, geometry, shard
+from polyattn.distributed.cost import Cost, Ranks, Strategy, Work
 from polyattn.distributed.cost_machines import H200
-from polyattn.distributed.prices import price
+from polyattn.distributed.heads import Ends, split_heads
+from polyattn.distributed.prices import in_groups, price
+from polyattn.structures import Dense
 
 Call = Callable[[], torch.Tensor]
 Maker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]
@@ -36,6 +42,8 @@ Maker = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Call]
 #: Rounds of each shape, and what two devices may expose of communication, in milliseconds.
 ROUNDS = {"flux": 11, "wan480": 5, "wan720": 3}
 MOST_EXPOSED = {"flux": 0.09, "wan480": 0.75, "wan720": 1.2}
+#: Heads of the first and the last group, beside what the cost model chooses.
+ENDS = ((1, 1), (2, 1), (4, 2), (5, 5))
 #: Root mean square of the difference from one device's answer, over the answer's own: half precision is off by 0.01.
 TOLERANCE = 0.05
 
@@ -75,12 +83,11 @@ def measure(name: str, rounds: int, asked: Asked, record: Record, clock: RanksCl
         "its heads alone": ours(*few_heads),
         "its rows alone": ours(shards[0], k, v),
     }
-    mine = {f"polyattn {strategy}": strategy for strategy in strategies(ranks)}
+    mine = candidates(Work(rows, heads, q.shape[-1]), Ranks(ranks), shards)
     expected = shard(alone["one device"](), parallel)
     calls: dict[str, Call] = {}
-    for label, strategy in mine.items():
-        degrees = SequenceParallel(strategy.ulysses, strategy.ring, gather=strategy.gather)
-        _offer(label, _ours_over(degrees), shards, expected, record.missing, calls)
+    for label, candidate in mine.items():
+        _offer(label, candidate.make, shards, expected, record.missing, calls)
     for label, make in peers(ranks).items():
         _offer(label, make, shards, expected, record.missing, calls)
     timings = interleaved({**alone, **calls}, clock, seconds=asked.seconds, rounds=rounds)
@@ -97,19 +104,46 @@ def measure(name: str, rounds: int, asked: Asked, record: Record, clock: RanksCl
         waits_on_the_host={label: waits(call, asked.device) for label, call in calls.items() if label in mine},
         routes={label: route(call) for label, call in calls.items() if label in mine},
         kernels={label: launched(call, asked.device) for label, call in calls.items() if label in mine},
-        model_milliseconds=_model(rows, heads, q.shape[-1], mine),
+        model_milliseconds={label: float(f"{one.cost.seconds * 1e3:.4g}") for label, one in mine.items()},
+        notes={label: one.notes for label, one in mine.items()},
     )
     best = min((exposed[label] for label in mine if label in exposed), default=None)
     limit = MOST_EXPOSED[name]
     record.target(f"{name}: exposed ms, the best strategy", best if ranks == 2 else None, at_most=limit)
 
 
-def strategies(ranks: int) -> tuple[Strategy, ...]:
-    """Ours: each exchange alone, and where there are four devices both halves together."""
-    plain = (Strategy(ulysses=ranks), Strategy(gather=ranks), Strategy(ring=ranks))
-    if ranks % 4:
-        return plain
-    return (*plain, Strategy(ulysses=ranks // 2, ring=2), Strategy(ulysses=ranks // 2, gather=2))
+@dataclass(frozen=True)
+class Candidate:
+    """One way of ours: how it is called, what `polyattn plan` says that it costs on H200s, and what `explain` tells."""
+
+    make: Maker
+    cost: Cost
+    notes: tuple[str, ...] = ()
+
+
+def candidates(work: Work, ranks: Ranks, shards: list[torch.Tensor]) -> dict[str, Candidate]:
+    """Each exchange alone, Ulysses in other groups of heads, both halves of four devices, and what is left open."""
+    total = ranks.total
+    plain = [Strategy(ulysses=total), Strategy(gather=total), Strategy(ring=total)]
+    if total % 4 == 0:
+        plain += [Strategy(ulysses=total // 2, ring=2), Strategy(ulysses=total // 2, gather=2)]
+    found = {}
+    for strategy in plain:
+        parallel = SequenceParallel(strategy.ulysses, strategy.ring, gather=strategy.gather)
+        notes = explain(*shards, parallel=parallel).notes
+        found[f"polyattn {strategy}"] = Candidate(_over(parallel), price(H200, work, ranks, strategy), notes)
+    most = split_heads(work.heads, work.k_heads, total).fewest
+    for first, last in ((0, 0), *ENDS):
+        if first + last < most:
+            told = f"first {first}, last {last} heads apart" if first + last else "one group of heads"
+            cost = in_groups(H200, work, ranks, (first, last))
+            found[f"polyattn ulysses {total}, {told}"] = Candidate(_over_groups(total, (first, last)), cost)
+    left_open = SequenceParallel(ranks=total)
+    notes = explain(*shards, parallel=left_open).notes
+    chosen = notes[0].partition(": ")[2].partition(" (")[0]
+    cheapest = min((one.cost for one in found.values()), key=lambda cost: cost.seconds)
+    found[f"polyattn ranks={total}, which chose {chosen}"] = Candidate(_over(left_open), cheapest, notes)
+    return found
 
 
 def peers(ranks: int) -> Mapping[str, Maker]:
@@ -125,8 +159,20 @@ def peers(ranks: int) -> Mapping[str, Maker]:
     }
 
 
-def _ours_over(parallel: SequenceParallel) -> Maker:
+def _over(parallel: SequenceParallel) -> Maker:
     return lambda q, k, v: ours(q, k, v, parallel=parallel)
+
+
+def _over_groups(ranks: int, ends: Ends) -> Maker:
+    """Ulysses in groups of these sizes, whatever the model says: its structure keeps the plan of the first call."""
+
+    def make(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Call:
+        call = ours(q, k, v, structure=Dense(), parallel=SequenceParallel(ulysses=ranks))
+        with patch.object(geometry, "groups_of_heads", lambda *_: (ends, "as the benchmark says")):
+            call()
+        return call
+
+    return make
 
 
 def _offer(
@@ -157,12 +203,6 @@ def _exposed(timings: Timings, label: str) -> float:
     """Of strategies that share heads out, beside so many heads alone; of others beside so many rows."""
     base = "its heads alone" if "ulysses" in label else "its rows alone"
     return statistics.median(mine - its for mine, its in zip(timings.rounds[label], timings.rounds[base], strict=True))
-
-
-def _model(rows: int, heads: int, dim: int, mine: Mapping[str, Strategy]) -> dict[str, float]:
-    """What `polyattn plan` says of an H200, to see how right it is."""
-    work, ranks = Work(rows, heads, dim), Ranks(dist.get_world_size())
-    return {label: float(f"{price(H200, work, ranks, one).seconds * 1e3:.4g}") for label, one in mine.items()}
 
 
 if __name__ == "__main__":
