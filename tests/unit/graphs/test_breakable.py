@@ -42,7 +42,7 @@ class Model(torch.nn.Module):
     def forward(self, x: torch.Tensor, structure: Any = None, **more: Any) -> Any:
         for block in self.blocks:
             x = block(x, structure, **more)
-        return {"last": x, "mean": (x.mean(), "name")}
+        return {"last": x, "mean": (x.mean(), "name"), "size": x.shape}
 
 
 class Answer:

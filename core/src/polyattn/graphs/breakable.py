@@ -21,6 +21,10 @@ from polyattn.scope import choices_here
 from polyattn.structures import Packed, Structure
 
 
+#: What a module may answer beside tensors, and holds none.
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
 @dataclass(frozen=True)
 class _Entry:
     """One signature's graphs and the tensors that they read and write."""
@@ -203,7 +207,7 @@ def _check_one_device(tensors: list[torch.Tensor]) -> None:
 
 def _check_answer(leaves: list[Any]) -> None:
     for leaf in leaves:
-        if not (leaf is None or isinstance(leaf, (torch.Tensor, torch.dtype, torch.device, bool, int, float, str))):
+        if not (leaf is None or isinstance(leaf, (torch.Tensor, *_PLAIN))):
             raise UnsupportedRequest(
                 f"graph: the module answers a {type(leaf).__name__}, whose tensors the next replay would write over: "
                 "answer tensors, tuples, lists, dictionaries, or register it with torch.utils._pytree"
