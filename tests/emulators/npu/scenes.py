@@ -53,6 +53,27 @@ def native() -> None:
     assert device.host_reads == ["aten::_local_scalar_dense"]
 
 
+def inference() -> None:
+    """In inference mode tensors are what they are on any device, and an op that writes an input is still caught."""
+    ordinary = torch.zeros(2, 3).npu()
+    with torch.inference_mode():
+        views = ordinary.detach(), ordinary.view(3, 2), ordinary.reshape(6), ordinary[0], ordinary.float()
+        made = ordinary.half(), ordinary + 1, torch.zeros(2, device="npu"), (ordinary + 1).view(3, 2)
+        assert not any(tensor.is_inference() for tensor in views)
+        assert all(tensor.is_inference() for tensor in made)
+        views[1].add_(1)
+        assert ordinary._version == views[0]._version == 1
+    assert float(ordinary.cpu().sum()) == 6.0
+    registry.define("npu_scene", "keeps", "(Tensor x) -> Tensor", lambda x: x + 1)
+    registry.define("npu_scene", "writes", "(Tensor x) -> Tensor", lambda x: x.uniform_() + 1)
+    kept = torch.full((2, 3), math.nan).npu(), torch.ones(3, 2).half().npu().t(), torch.ones((), device="npu")
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            for given in (*kept, *(tensor.clone() for tensor in kept)):
+                torch.ops.npu_scene.keeps(given)
+                _refused(lambda x=given: torch.ops.npu_scene.writes(x), AssertionError, "modified an input")
+
+
 def written_places() -> None:
     """A number in a place is in every view of it and moves the version; autograd sees it."""
     pool = torch.zeros(2, 3, 4).npu()

@@ -18,6 +18,7 @@ HERE = "tests.emulators.npu"
 SCENES = [
     ("scenes", "native", {}, ""),
     ("scenes", "written_places", {}, ""),
+    ("scenes", "inference", {}, ""),
     ("scenes", "mindiesd", {}, "mindiesd"),
     ("scenes", "diffusers", {}, "diffusers"),
     ("scenes_versions", "gradients", {}, ""),
