@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.emulators.aten_flash_ops import answer, register
 from tests.emulators.cuda.flash2 import Document, check, check_boundaries
 from tests.emulators.cuda.numerics import attend, gradients
 from tests.emulators.rocm import stack
@@ -19,24 +20,17 @@ ENV: dict[str, str] = {}
 
 NAN, INF = float("nan"), float("inf")
 
-_library: list[torch.library.Library] = []
-
 
 def install() -> None:
     """Register the ops for the CPU, in this process for good."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_flash_attention_forward", forward, "CPU")
-    library.impl("_flash_attention_backward", backward, "CPU")
-    if hasattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace"):
-        library.impl("_flash_attention_forward_no_dropout_inplace", forward_into, "CPU")
-    _library.append(library)
+    register(forward, forward_into, backward)
 
 
 def forward(query: torch.Tensor, *given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
     """Packed [T,H,D] with boundaries, else [B,S,H,D] -> out, lse [B,H,max_q], rng_state, unused, debug mask."""
     out = torch.empty_like(query)
     lse = forward_into(out, query, *given, **named)
-    return out, lse, torch.zeros(2, dtype=torch.uint64), query.new_empty(0), query.new_empty(0)
+    return answer(out, lse)
 
 
 def forward_into(
