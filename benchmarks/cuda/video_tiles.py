@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -27,15 +26,10 @@ from _video_work import TILES, Work, structure_of, work_of
 
 import polyattn as pa
 from polyattn.bench.timing import Clock, clock_of, interleaved
-from polyattn.kernels import video_attention as video
 from polyattn.kernels.launch import architecture_of
 from polyattn.kernels.video_attention import most_heads, video_attention
-from polyattn.kernels.video_fine import listed_attention
 from polyattn.kernels.video_select import select
-from polyattn.kernels.video_tiles import VideoTile, video_tile
-
-with suppress(ImportError):  # a Triton without Gluon
-    from polyattn.kernels import video_hopper
+from polyattn.kernels.video_tiles import HopperTile, VideoTile, video_tile
 
 #: How rows are loaded: packed or not, and what descriptors load.
 _LOADS = ((False, ""), (True, ""), (True, "k"), (True, "kv"))
@@ -50,23 +44,11 @@ SMALL = (64,)
 _HOPPER, _TRY = "--hopper", "--try"
 #: What a Hopper kernel may take for its first calls, in seconds, compiling and starting Python included.
 _PATIENCE = 90
-#: Fields of each that is tried, by the rows of a video's tile, the surest first: they are to be told apart by what they
-#: change.
-_HOPPER_FIELDS: dict[int, tuple[dict[str, Any], ...]] = {
-    256: (
-        {"persistent": False}, {"box": 32, "stages": 3, "persistent": False},
-        {"box": 32, "stages": 3, "once": True, "persistent": False},
-        {"box": 32, "stages": 3, "turns": True, "persistent": False},
-        {"box": 32, "stages": 3, "once": True, "turns": True, "persistent": False},
-        {"box": 32, "stages": 3, "late": True, "turns": True, "persistent": False},
-        {"box": 32, "stages": 3, "copying": 40, "persistent": False},
-        {"box": 32, "stages": 3}, {"box": 32, "stages": 3, "once": True, "turns": True},
-    ),
-    64: tuple(
-        {"groups": 1, "keys": 64, "box": box, "stages": stages, "once": once, "persistent": persistent}
-        for box in (32, 64) for stages in (2, 3) for once in (False, True) for persistent in (False, True)
-    ),
-}  # fmt: skip
+#: Groups, box, keys and stages of each that is tried, by the rows of a video's tile.
+_HOPPER_FIELDS: dict[int, tuple[tuple[int, ...], ...]] = {
+    256: ((2, 64, 128, 2), (2, 32, 128, 2), (2, 32, 128, 3), (2, 64, 128, 3), (2, 128, 128, 3), (2, 32, 64, 4)),
+    64: ((1, 64, 64, 2), (1, 32, 64, 2), (1, 32, 64, 3), (1, 64, 64, 3), (1, 32, 128, 2)),
+}
 
 
 def candidates(volume: int, *, small: bool) -> list[VideoTile]:
@@ -123,7 +105,7 @@ def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
     command = [sys.executable, __file__, _TRY]
     found = []
 
-    def told(fields: dict[str, Any]) -> str:
+    def told(fields: tuple[int, ...]) -> str:
         try:
             ran = subprocess.run(
                 [*command, json.dumps(fields)], capture_output=True, text=True, timeout=_PATIENCE, check=False
@@ -135,7 +117,7 @@ def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
 
     with ThreadPoolExecutor(6) as pool:
         for fields, why in zip(_HOPPER_FIELDS[volume], pool.map(told, _HOPPER_FIELDS[volume]), strict=True):
-            tile = video_hopper.HopperTile(**fields)
+            tile = HopperTile(*fields)
             if why:
                 record.missing[f"{volume}: {word(tile)}"] = why
             else:
@@ -143,10 +125,10 @@ def hopper_candidates(volume: int, asked: Asked, record: Record) -> list[Any]:
     return found
 
 
-def tried(fields: dict[str, Any]) -> int:
+def tried(fields: list[int]) -> int:
     """One Hopper kernel beside the tested one: short videos with every kind of tile, then the long one; 1 if wrong."""
     device = torch.empty(0, device="cuda").device
-    tile = video_hopper.HopperTile(**fields)
+    tile = HopperTile(*fields)
     volume = 64 if tile.groups == 1 else 256
     usual = video_tile(architecture_of(device), 128, 128, 2, volume, volume)
     worst = 0.0
@@ -239,15 +221,6 @@ def sweep(volume: int, tiles: list[Any], work: Work, asked: Asked, record: Recor
     name = f"{usual} heads at once"
     record.compare(f"tiles of {volume}, {word(winner)}: heads", timings, name, usual=usual)
     return winner
-
-
-def _listed(*args: Any, **rest: Any) -> None:
-    """Attention of listed blocks by whichever kernel the tile is one of."""
-    plain = isinstance(args[8], VideoTile)
-    (listed_attention if plain else video_hopper.listed_attention_hopper)(*args, **rest)
-
-
-video.listed_attention = _listed
 
 
 def called(work: Work, tile: Any, heads: int | None = None) -> Callable[[], Any]:

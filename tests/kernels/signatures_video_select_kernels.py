@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyattn.kernels.video_select_kernels import choose_kernel, pool_kernel, score_kernel
-from polyattn.kernels.video_tiles import MOVE_WARPS, POOL_ROWS, choose_tile, choose_warps
+from polyattn.kernels.video_tiles import POOL_WARPS, POOLED, choose_tile, choose_warps
 from tests.kernels.offline import Signature
 
 _TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -35,9 +35,9 @@ SIGNATURES = (
         "rows-128", pool_kernel,
         {
             **_numbers(pool_kernel), "x": "*bf16:16", "means": "*fp32:16", "order": "*i32", "starts": "*i32",
-            "SIZE": 128, "WIDTH": 128, "ROWS": POOL_ROWS, "UNIT": 8,
+            "SIZE": 128, "WIDTH": 128, "ROWS": POOLED // 128, "UNIT": 8,
         },
-        {"num_warps": MOVE_WARPS}, _TARGETS,
+        {"num_warps": POOL_WARPS}, _TARGETS,
     ),
     *(_score(f"coarse-{size}", size, arch, True) for size in (128, 256) for arch in _TARGETS),
     *(_score("scores-128", 128, arch, False) for arch in _TARGETS),

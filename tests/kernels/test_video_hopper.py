@@ -13,9 +13,9 @@ import pytest
 import torch
 import triton
 
-from polyattn.kernels import video_hopper
 from polyattn.kernels.video_fine import Blocks, Coarse, Listed
-from polyattn.kernels.video_hopper import HopperTile, listed_attention_hopper, refused
+from polyattn.kernels.video_hopper import REGISTERS_OF, listed_attention_hopper, listed_hopper
+from polyattn.kernels.video_tiles import _HOPPER, HopperTile, hopper_tile
 from tests.kernels.launches import absent_gpus, watched
 from tests.kernels.offline import TARGETS, _usage_of_cubin
 
@@ -34,19 +34,16 @@ def _compiled(tile: HopperTile, dtype: str, gated: bool, lse: bool, every: bool)
     """As it is launched; `offline.py` knows Triton's own dialect alone."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from polyattn.kernels.video_hopper import REGISTERS_OF, listed_hopper
-
     kernel = listed_hopper
     types = {one.name: "constexpr" if one.is_constexpr else "i32" for one in kernel.params}
-    types |= dict.fromkeys(("counter", "order", "starts", "ends", "steps", "taken"), "*i32")
+    types |= dict.fromkeys(("order", "starts", "ends", "steps", "taken"), "*i32")
     types |= dict.fromkeys(("k_described", "v_described"), f"tensordesc<{dtype}[{tile.box}, 64],{_LAYOUT}>")
     types |= {"q": f"*{dtype}", "out": f"*{dtype}", "outer": "fp32"}
     constants: dict[str, Any] = {
-        "UNIT": 8, "SIGN": 1.0, "GROUPS": tile.groups, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys, "STAGES": tile.stages,
-        "TURNS": tile.turns, "LATE": tile.late, "ONCE": tile.once, "COPYING": tile.copying,
+        "UNIT": 8, "SIGN": 1.0, "GROUPS": tile.groups, "EVERY": every, "BOX": tile.box, "KEYS": tile.keys,
+        "STAGES": tile.stages,
     }  # fmt: skip
     for name, kind, there in (
-        ("counter", "*i32", tile.persistent),
         ("gate", f"*{dtype}", gated),
         ("coarse", "*fp32", gated),
         ("lse", "*fp32", lse),
@@ -72,15 +69,11 @@ def _blocks(cubin: bytes, folder: Path) -> list[str]:
 
 #: Tile, dtype, gate, LSE, dense rows.
 CASES = {
-    "plain": (HopperTile(), "bf16", True, False, False),
-    "three stages": (HopperTile(box=32, stages=3), "fp16", False, True, True),
-    "a program an item": (HopperTile(persistent=False), "bf16", True, False, False),
-    "turns": (HopperTile(turns=True), "bf16", True, True, True),
-    "late": (HopperTile(stages=3, late=True), "bf16", True, False, False),
-    "once": (HopperTile(stages=3, once=True), "bf16", True, False, False),
-    "boxes of 128": (HopperTile(box=128), "bf16", False, False, False),
-    "one group": (HopperTile(groups=1, keys=64, stages=3, persistent=False), "bf16", True, True, True),
-    "steps of 64": (HopperTile(box=32, keys=64, stages=4), "bf16", True, False, False),
+    "one group": (_HOPPER[1], "bf16", True, False, False),
+    "one group, dense rows": (_HOPPER[1], "fp16", True, True, True),
+    "two groups": (_HOPPER[2], "bf16", True, False, False),
+    "two groups, dense rows": (_HOPPER[2], "fp16", False, True, True),
+    "boxes of a step": (HopperTile(2, 128, 128, 2), "bf16", False, False, False),
 }
 
 
@@ -117,33 +110,36 @@ def test_a_step_weighs_its_scores_while_products_run(case: str, tmp_path: Path) 
 
 
 def test_nobody_else_is_served() -> None:
-    q = torch.empty(1, 300, 2, 128, dtype=torch.bfloat16, device="meta")
-    order = torch.empty(300, dtype=torch.int32, device="meta")
-    keys = Blocks(order[:2], order[:2], 256, order)
-    tile = HopperTile()
-    assert refused("sm_90", q, q, keys, tile) is None
-    for arch in ("", "sm_80", "sm_100", "sm_120", "gfx942"):
-        assert "sm_90" in (refused(arch, q, q, keys, tile) or "")
-    assert "float32" in (refused("sm_90", q.float(), q, keys, tile) or "")
-    assert "64" in (refused("sm_90", q[..., :64], q, keys, tile) or "")
-    assert "order" in (refused("sm_90", q, q, keys._replace(order=None), tile) or "")
-    assert "boxes of 128" in (refused("sm_90", q, q, keys, tile._replace(keys=64, box=128)) or "")
-    assert "shared" in (refused("sm_90", q, q, keys, tile._replace(stages=4)) or "")
-    q = torch.empty(1, 1, 1, 128, dtype=torch.float16)
-    with pytest.raises(ValueError, match="sm_90"):
-        listed_attention_hopper(q, q, q, q, None, keys, keys, None, tile, scale=1.0)  # type: ignore[arg-type]
+    served: dict[str, Any] = {
+        "arch": "sm_90",
+        "head_dim": 128,
+        "v_head_dim": 128,
+        "element_size": 2,
+        "block_q": 256,
+        "lines": 75600,
+    }
+    assert hopper_tile(**served) == _HOPPER[2]
+    others = [("arch", one) for one in ("", "sm_80", "sm_100", "sm_120", "gfx942")]
+    others += [("head_dim", 64), ("v_head_dim", 256), ("element_size", 4), ("block_q", 32), ("lines", 1 << 31)]
+    for name, value in others:
+        assert hopper_tile(**{**served, name: value}) is None, name
 
 
-def test_it_is_not_imported_by_default() -> None:
-    """Gluon is in no other kernel's way: the slots of video tiles do not know this one."""
+def test_no_group_is_idle_in_a_whole_block() -> None:
+    rows = {block: hopper_tile("sm_90", 128, 128, 2, block, 1000) for block in (64, 100, 128, 192, 256, 320, 512, 1000)}
+    groups = {block: tile.groups for block, tile in rows.items() if tile}
+    assert groups == {64: 1, 100: 2, 128: 2, 192: 1, 256: 2, 320: 1, 512: 2, 1000: 2}
+
+
+def test_nobody_else_imports_it() -> None:
+    """Gluon is in no other kernel's way: it is imported for a tile of its own, on its architecture."""
     asked = "import sys, polyattn.backends.triton_video, polyattn.kernels.video_attention\n"
     asked += "sys.exit(any(name.startswith('polyattn.kernels.video_hopper') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
 
 
-def test_triton_takes_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_takes_its_arguments() -> None:
     """Bound, specialised and compiled as on a GPU, but not run."""
-    monkeypatch.setattr(video_hopper, "multiprocessors", lambda device: 7)
     order = torch.arange(300, dtype=torch.int32)
     blocks = Blocks(torch.tensor([0, 256]).int(), torch.tensor([256, 300]).int(), 256, order)
     lists, counts = torch.zeros(2, 3, 2, 1, dtype=torch.int32), torch.ones(2, 3, 2, dtype=torch.int32)
@@ -151,12 +147,12 @@ def test_triton_takes_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     out = torch.empty_like(q)
     coarse = Coarse(torch.zeros_like(q), torch.zeros(2, 3, 2, 128))
     with absent_gpus(), watched() as seen:
-        video_hopper.start(
+        listed_attention_hopper(
             q, k, v, out, torch.empty(2, 3, 300), blocks, blocks, Listed(lists, counts, 300),
-            HopperTile(), scale=0.1, coarse=coarse,
+            _HOPPER[2], scale=0.1, coarse=coarse,
         )  # fmt: skip
     ours = seen[-1]
-    assert ours.grid == (7, 1, 1)
+    assert ours.grid == (2 * 2 * 3 * 2, 1, 1)
     assert ours.arguments[:2] == (q.data_ptr(), out.data_ptr())
-    assert [one.shape for one in ours.arguments[5:7]] == [[600, 128], [600, 128]]
-    assert [one.block_shape for one in ours.arguments[5:7]] == [[64, 64], [64, 64]]
+    assert [one.shape for one in ours.arguments[5:7]] == [[664, 128], [664, 128]]
+    assert [one.block_shape for one in ours.arguments[5:7]] == [[32, 64], [32, 64]]

@@ -12,14 +12,13 @@ import torch
 
 from polyattn.kernels import video_hopper
 from polyattn.kernels.video_fine import Blocks, Coarse, Listed
-from polyattn.kernels.video_hopper import HopperTile
+from polyattn.kernels.video_tiles import _HOPPER, HopperTile
 from tests.kernels.gluon_threads import PANEL, launch
 
 
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video_hopper, "launch", launch)
-    monkeypatch.setattr(video_hopper, "multiprocessors", lambda device: 3)
 
 
 def _descriptor_as_it_is(rows: torch.Tensor, box: int) -> Any:
@@ -39,17 +38,11 @@ SIZES = {
     "dense rows": ([100, 256, 37, 129], 1),
 }
 TILES = {
-    "boxes of 64": HopperTile(),
-    "boxes of 32, three stages": HopperTile(box=32, stages=3),
-    "turns": HopperTile(turns=True),
-    "late": HopperTile(late=True, stages=3),
-    "once": HopperTile(once=True, stages=3),
-    "once, turns, two stages": HopperTile(once=True, turns=True, late=True),
-    "a program an item": HopperTile(persistent=False),
-    "one group": HopperTile(groups=1, keys=64, stages=3),
-    "one group, a program an item": HopperTile(groups=1, keys=64, box=32, stages=3, persistent=False),
-    "steps of 64": HopperTile(box=32, keys=64, stages=4),
-    "boxes of 128": HopperTile(box=128, stages=3, turns=True),
+    "one group": _HOPPER[1],
+    "two groups": _HOPPER[2],
+    "boxes of a step": HopperTile(2, 64, 64, 2),
+    "two stages": HopperTile(2, 64, 128, 2),
+    "one group, two stages": HopperTile(1, 32, 128, 2),
 }
 
 
@@ -73,7 +66,7 @@ def test_it_is_attention_of_the_listed_blocks(sizes: str, tile: str) -> None:
     coarse = torch.randn(samples, heads, number, 128, generator=generator)
     out = torch.full_like(q, math.nan)
     lse = torch.full((samples, heads, used + 5), math.nan)
-    video_hopper.start(
+    video_hopper.listed_attention_hopper(
         q, k, v, out, lse, blocks, blocks, Listed(lists, counts, used, every), TILES[tile],
         scale=-0.1, coarse=Coarse(gate, coarse),
     )  # fmt: skip

@@ -112,5 +112,8 @@ def test_no_keys_and_no_queries(device: str) -> None:
 def test_rows_in_order(device: str) -> None:
     k, v = _random(device, torch.float16, 2, 90, 3, 24), _random(device, torch.float16, 2, 90, 3, 16)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(0)).to(device, torch.int32)
-    for moved, rows in zip(in_order(k, v, order, 83), (k, v), strict=True):
-        assert torch.equal(moved, rows[:, order[:83].long()].transpose(1, 2))
+    for lines in (83, 115, 200):
+        for moved, rows in zip(in_order(k, v, order, 83, lines), (k, v), strict=True):
+            assert torch.equal(moved[:, :, :83], rows[:, order[:83].long()].transpose(1, 2))
+            assert moved.shape[2] == lines
+            assert not moved[:, :, 83:].any()

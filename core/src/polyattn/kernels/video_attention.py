@@ -6,15 +6,17 @@ float32; any head dims up to 256.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
+import triton
 
 from polyattn.backends.calls import Result
 from polyattn.kernels.launch import architecture_of
 from polyattn.kernels.video_fine import Blocks, Coarse, Listed, listed_attention
 from polyattn.kernels.video_select import select
-from polyattn.kernels.video_tiles import PACKED_BYTES, PACKED_SHARE, VideoTile, video_tile
+from polyattn.kernels.video_tiles import PACKED_BYTES, PACKED_SHARE, HopperTile, VideoTile, hopper_tile, video_tile
 
 
 class Tiling(NamedTuple):
@@ -46,19 +48,19 @@ def video_attention(
     scale: float,
     gate: torch.Tensor | None = None,
     need_lse: bool = False,
-    tile: VideoTile | None = None,
+    tile: VideoTile | HopperTile | None = None,
     heads_at_once: int | None = None,
 ) -> Result:
     """q [B,S,H,D], k [B,S,Hk,D], v [B,S,Hk,V], gate [B,S,H,V] or None -> out [B,S,H,V], lse float32 [B,H,S] or None.
 
     The LSE is the fine branch's. `tile`, `heads_at_once` (KV heads): how to cut the work, else the tables decide.
     """
-    samples, rows, heads, head_dim = q.shape
-    kv_heads, v_dim = v.shape[2:]
+    samples, rows, heads, _ = q.shape
+    kv_heads = v.shape[2]
     result, lse = _results(q, v, out, need_lse)
     if tile is None:
-        arch = architecture_of(q.device)
-        tile = video_tile(arch, head_dim, v_dim, q.element_size(), tiling.largest, tiling.largest)
+        tile = _tile_of(q, v, tiling)
+    fine: Any = listed_attention if isinstance(tile, VideoTile) else _hopper()
     starts = tiling.starts
     number = starts.shape[0] - 1
     blocks = Blocks(starts.narrow(0, 0, number), starts.narrow(0, 1, number), tiling.largest, tiling.order)
@@ -79,7 +81,7 @@ def video_attention(
         if gate is not None:
             assert chosen.coarse is not None
             coarse = Coarse(gate.narrow(2, *mine), chosen.coarse)
-        listed_attention(
+        fine(
             q_part, k_part, v_part, result.narrow(2, *mine), None if lse is None else lse.narrow(1, *mine),
             blocks, blocks, Listed(chosen.lists, chosen.counts, used, every), tile, scale=scale, coarse=coarse,
         )  # fmt: skip
@@ -110,6 +112,28 @@ def block_map_attention(
         tile = video_tile(arch, q.shape[3], v.shape[3], q.element_size(), queries.largest, keys.largest)
     listed_attention(q, k, v, result, lse, queries, keys, listed, tile, scale=scale)
     return (result if out is None or result is out else out.copy_(result)), lse
+
+
+def _tile_of(q: torch.Tensor, v: torch.Tensor, tiling: Tiling) -> VideoTile | HopperTile:
+    arch, head_dim, v_dim, size = architecture_of(q.device), q.shape[3], v.shape[3], q.element_size()
+    if _has_gluon():
+        lines = v.shape[0] * v.shape[2] * (tiling.used + 128)  # as many as could be packed at once
+        tile = hopper_tile(arch, head_dim, v_dim, size, tiling.largest, lines)
+        if tile is not None:
+            return tile
+    return video_tile(arch, head_dim, v_dim, size, tiling.largest, tiling.largest)
+
+
+@cache
+def _has_gluon() -> bool:
+    """Whether this Triton compiles the kernel for Hopper."""
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
+
+
+def _hopper() -> Any:
+    from polyattn.kernels.video_hopper import listed_attention_hopper
+
+    return listed_attention_hopper
 
 
 def _results(q: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, need_lse: bool) -> Result:

@@ -83,12 +83,12 @@ def listed_attention(
     v_dim, group = v.shape[3], heads // max(k.shape[2], 1)
     if min(samples, heads, queries.number) == 0:
         return
-    q, k, v = (_last_axis_dense(tensor) for tensor in (q, k, v))
-    gate = None if coarse is None else _last_axis_dense(coarse.gate)
+    q, k, v = (last_axis_dense(tensor) for tensor in (q, k, v))
+    gate = None if coarse is None else last_axis_dense(coarse.gate)
     described: tuple[Any, ...] = (None, None)
     key_order = keys.order
     if tile.packed and key_order is not None and k.numel() > 0:
-        k, v = in_order(k, v, key_order, listed.used)
+        k, v = in_order(k, v, key_order, listed.used, listed.used)
         described = tuple(
             _described(rows, tile.block_n) if name in tile.described and _can_describe(rows) else None
             for name, rows in (("k", k), ("v", v))
@@ -98,13 +98,13 @@ def listed_attention(
         steps, taken = queries.starts, queries.starts  # never read
         width, list_batch, list_head = 0, 0, 0
     else:
-        steps, taken = _steps(listed, keys, tile.block_n)
+        steps, taken = steps_of(listed, keys, tile.block_n)
         width = steps.shape[3]
         list_batch, list_head = (
-            0 if size == 1 else step for size, step in zip(taken.shape, _rows(taken), strict=False)
+            0 if size == 1 else step for size, step in zip(taken.shape, rows_of(taken), strict=False)
         )
-    strides = [stride for tensor in (q, k, v, out, gate) for stride in _strides(tensor)]
-    unit = _unit(strides, q.element_size())
+    strides = [stride for tensor in (q, k, v, out, gate) for stride in strides_of(tensor)]
+    unit = unit_of(strides, q.element_size())
     if key_order is None:
         farthest = max(k.stride(1), v.stride(1)) * tile.block_n
     else:
@@ -125,16 +125,18 @@ def listed_attention(
     )  # fmt: skip
 
 
-def in_order(k: torch.Tensor, v: torch.Tensor, order: torch.Tensor, used: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of k and v [B,S,H,D] at each place, head by head: [B,H,used,D]."""
+def in_order(
+    k: torch.Tensor, v: torch.Tensor, order: torch.Tensor, used: int, lines: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of k and v [B,S,H,D] at each place, head by head: [B,H,lines,D], zeros from `used` on."""
     samples, _, heads, head_dim = k.shape
     v_dim = v.shape[3]
-    k_packed, v_packed = (tensor.new_empty(samples, heads, used, tensor.shape[3]) for tensor in (k, v))
-    strides = [*_strides(k), *_strides(v)]
-    unit, tiles = _unit(strides, k.element_size()), -(-used // PACK_ROWS)
+    k_packed, v_packed = (tensor.new_empty(samples, heads, lines, tensor.shape[3]) for tensor in (k, v))
+    strides = [*strides_of(k), *strides_of(v)]
+    unit, tiles = unit_of(strides, k.element_size()), -(-lines // PACK_ROWS)
     launch(
         in_order_kernel, (tiles * heads * samples,), k.device,
-        k, v, k_packed, v_packed, order, *(stride // unit for stride in strides), used, tiles, heads,
+        k, v, k_packed, v_packed, order, *(stride // unit for stride in strides), used, lines, tiles, heads,
         D=head_dim, V=v_dim, BLOCK_D=power_of_two(head_dim), BLOCK_V=power_of_two(v_dim), ROWS=PACK_ROWS, UNIT=unit,
         num_warps=MOVE_WARPS,
     )  # fmt: skip
@@ -146,7 +148,7 @@ def sign_of(scale: float) -> float:
     return 0.0 if scale == 0.0 else 1.0 if scale > 0.0 else -1.0
 
 
-def _steps(listed: Listed, keys: Blocks, block_n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def steps_of(listed: Listed, keys: Blocks, block_n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Steps int32 [B|1,H|1,n,width] and how many there are of each kind [B|1,H|1,n,2], for `listed_kernel`."""
     lists, counts = listed.lists, listed.counts
     assert lists is not None
@@ -167,7 +169,7 @@ def _steps(listed: Listed, keys: Blocks, block_n: int) -> tuple[torch.Tensor, to
     return steps, taken
 
 
-def _rows(taken: torch.Tensor) -> tuple[int, int]:
+def rows_of(taken: torch.Tensor) -> tuple[int, int]:
     """Query blocks of one sample, and of one head."""
     _, heads, blocks, _ = taken.shape
     return heads * blocks, blocks
@@ -185,7 +187,7 @@ def _described(rows: torch.Tensor, block_n: int) -> TensorDescriptor:
     return TensorDescriptor(rows, [rows.numel() // width, width], [width, 1], block)
 
 
-def _strides(tensor: torch.Tensor | None) -> tuple[int, int, int]:
+def strides_of(tensor: torch.Tensor | None) -> tuple[int, int, int]:
     """Those of [B,S,H,D] but for the last, with 0 along an axis of one element."""
     if tensor is None:
         return 0, 0, 0
@@ -193,11 +195,12 @@ def _strides(tensor: torch.Tensor | None) -> tuple[int, int, int]:
     return batch, row, head
 
 
-def _unit(strides: list[int], element_size: int) -> int:
+def unit_of(strides: list[int], element_size: int) -> int:
     """A power of two that all strides are multiples of, so that the compiler knows it of the addresses."""
     common = gcd(*strides)
     return min(common & -common or _VECTOR, _VECTOR // element_size)
 
 
-def _last_axis_dense(tensor: torch.Tensor) -> torch.Tensor:
+def last_axis_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor [B,S,H,D], or a copy of it whose last axis is."""
     return tensor if tensor.stride(3) == 1 or tensor.shape[3] == 1 else tensor.contiguous()

@@ -18,7 +18,7 @@ _load = tma.async_copy_global_to_shared if _OLD else tma.async_load
 #: Numbers that change from call to call; Triton would compile again for 1 and for multiples of 16.
 RUNTIME = (
     "q_batch", "q_row", "q_head", "o_batch", "o_row", "o_head", "g_batch", "g_row", "g_head", "lse_batch", "lse_head",
-    "list_batch", "list_head", "width", "every", "used", "lines", "blocks", "parts", "heads", "group", "items",
+    "list_batch", "list_head", "width", "every", "used", "lines", "blocks", "parts", "heads", "group",
 )  # fmt: skip
 #: Tensors that may be slices of others.
 INDICES = ("order", "starts", "ends", "steps", "taken", "lse", "coarse")
@@ -26,13 +26,14 @@ INDICES = ("order", "starts", "ends", "steps", "taken", "lse", "coarse")
 
 @gluon.jit
 def item_of(
-    item, starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
+    starts, ends, steps, taken, list_batch, list_head, width, every, used, blocks, parts, heads,
     GROUPS: gl.constexpr, EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """An item -> its block, head, sample, first place, the block's end, boxes, and steps of KEYS keys; 0 without rows.
+    """A program -> its block, head, sample, first place, the block's end, boxes, steps of KEYS keys; 0 without rows.
 
     The boxes are those of BOX keys that are all there, `whole`, and behind them `some` partial ones.
     """
+    item = gl.program_id(0)
     part = item % parts
     block = item // parts % blocks
     head = item // parts // blocks % heads
@@ -89,17 +90,13 @@ def _keys_seen(boxes, box, EVERY: gl.constexpr, BOX: gl.constexpr):
 
 @gluon.jit
 def copy(
-    described, tiles, full, empty, number, freed, line, boxes, step,
+    described, tiles, full, empty, step, freed, line, boxes,
     EVERY: gl.constexpr, BOX: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Start copying the rows of one step: step `number` of all, and `step` of its list.
-
-    empty  barriers of tiles that are free again, or None where the one asked for is known to be; it is free with that
-           of step `freed`
-    """
+    """Start copying the rows of one step into their place, which is free with the keys of step `freed` - STAGES."""
     BOXES: gl.constexpr = KEYS // BOX
     PANELS: gl.constexpr = WIDTH // PANEL
-    slot = number % STAGES
+    slot = step % STAGES
     # a tile in shared memory is a column of panels, each of which is a column of boxes
     if _OLD:
         pieces = tiles.index(slot)._reinterpret(described.dtype, [PANELS * BOXES, BOX, PANEL], described.layout)
@@ -109,8 +106,7 @@ def copy(
     for box in gl.static_range(BOXES):  # before the wait, so that the loads' time is the wait's
         row = line + _first_place(boxes, step * BOXES + box, EVERY, BOX)
         rows = rows + (row,)  # noqa: RUF005 - Triton knows no stars
-    if empty is not None:
-        mbarrier.wait(empty.index(freed % STAGES), (freed // STAGES & 1) ^ 1)
+    mbarrier.wait(empty.index(freed % STAGES), (freed // STAGES & 1) ^ 1)
     mbarrier.expect(full.index(slot), KEYS * WIDTH * 2)
     for box in gl.static_range(BOXES):
         for panel in gl.static_range(PANELS):

@@ -79,30 +79,32 @@ def steps_kernel(
 
 @triton.jit
 def _moved(
-    source, target, order, first, used, sample, head, heads, batch, row, head_step,
+    source, target, order, first, used, lines, sample, head, heads, batch, row, head_step,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     places = first + tl.arange(0, ROWS)
     there = places < used
     columns = tl.arange(0, WIDTH)
-    mask = there[:, None] & (columns < SIZE)[None, :]
+    inside = (columns < SIZE)[None, :]
     rows = tl.load(order + places, mask=there, other=0).to(tl.int64)
     source += (sample * batch + head * head_step.to(tl.int64)) * UNIT
-    values = tl.load(source + (rows * (row.to(tl.int64) * UNIT))[:, None] + columns[None, :], mask=mask, other=0.0)
-    target += (sample * heads + head) * used * SIZE
-    tl.store(target + (places.to(tl.int64) * SIZE)[:, None] + columns[None, :], values, mask=mask)
+    source += (rows * (row.to(tl.int64) * UNIT))[:, None] + columns[None, :]
+    values = tl.load(source, mask=there[:, None] & inside, other=0.0)
+    target += (sample * heads + head) * lines * SIZE
+    target += (places.to(tl.int64) * SIZE)[:, None] + columns[None, :]
+    tl.store(target, values, mask=(places < lines)[:, None] & inside)
 
 
 @triton.jit(
-    do_not_specialize=("k_batch", "k_row", "k_head", "v_batch", "v_row", "v_head", "used", "tiles", "heads"),
+    do_not_specialize=("k_batch", "k_row", "k_head", "v_batch", "v_row", "v_head", "used", "lines", "tiles", "heads"),
     do_not_specialize_on_alignment=("order",),
 )
 def in_order_kernel(
-    k, v, k_packed, v_packed, order, k_batch, k_row, k_head, v_batch, v_row, v_head, used, tiles, heads,
+    k, v, k_packed, v_packed, order, k_batch, k_row, k_head, v_batch, v_row, v_head, used, lines, tiles, heads,
     D: tl.constexpr, V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
     UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of k and v [B,S,H,D] in tile order, without padding: [B,H,used,D]. ROWS places of a head a program.
+    """Rows of k and v [B,S,H,D] in tile order, zeros from `used` on: [B,H,lines,D]. ROWS places of a head a program.
 
     Strides count UNIT elements.
     """
@@ -110,5 +112,5 @@ def in_order_kernel(
     first = program % tiles * ROWS
     head = program // tiles % heads
     sample = (program // tiles // heads).to(tl.int64)
-    _moved(k, k_packed, order, first, used, sample, head, heads, k_batch, k_row, k_head, D, BLOCK_D, ROWS, UNIT)
-    _moved(v, v_packed, order, first, used, sample, head, heads, v_batch, v_row, v_head, V, BLOCK_V, ROWS, UNIT)
+    _moved(k, k_packed, order, first, used, lines, sample, head, heads, k_batch, k_row, k_head, D, BLOCK_D, ROWS, UNIT)
+    _moved(v, v_packed, order, first, used, lines, sample, head, heads, v_batch, v_row, v_head, V, BLOCK_V, ROWS, UNIT)

@@ -13,7 +13,7 @@ from polyattn.kernels.launch import architecture_of, launch
 from polyattn.kernels.score_factors import score_factors
 from polyattn.kernels.video_fine import sign_of
 from polyattn.kernels.video_select_kernels import choose_kernel, pool_kernel, score_kernel
-from polyattn.kernels.video_tiles import MOVE_WARPS, POOL_ROWS, choose_tile, choose_warps, power_of_two
+from polyattn.kernels.video_tiles import POOL_WARPS, POOLED, choose_tile, choose_warps, power_of_two
 
 
 class Chosen(NamedTuple):
@@ -61,10 +61,11 @@ def pooled(x: torch.Tensor, order: torch.Tensor, starts: torch.Tensor) -> torch.
     steps = [0 if extent == 1 else step for extent, step in zip(x.shape[:3], x.stride(), strict=False)]
     unit = 16 // x.element_size()
     unit = unit if all(step % unit == 0 for step in steps) else 1
+    width = max(16, power_of_two(size))
     launch(
         pool_kernel, (blocks * heads * samples,), x.device,
         x, means, order, starts, *(step // unit for step in steps), blocks, heads,
-        SIZE=size, WIDTH=power_of_two(size), ROWS=POOL_ROWS, UNIT=unit, num_warps=MOVE_WARPS,
+        SIZE=size, WIDTH=width, ROWS=POOLED // width, UNIT=unit, num_warps=POOL_WARPS,
     )  # fmt: skip
     return means
 

@@ -125,12 +125,17 @@ def choose_kernel(
     bits = found.to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     least = tl.where(there, keys, -2147483648)  # less than -inf
-    # the highest `edge` that at least `kept` keys reach, from the sign on
-    edge = tl.where(tl.sum((least >= 0).to(tl.int32), 0) >= kept, 0, -2147483648)
-    for bit in range(31):
-        candidate = edge + (1 << (30 - bit))
+    # the highest `edge` that at least `kept` keys reach, from the sign on, or the first found that just so many reach
+    reached = tl.sum((least >= 0).to(tl.int32), 0)
+    edge = tl.where(reached >= kept, 0, -2147483648)
+    above_edge = tl.where(reached >= kept, reached, BLOCK)
+    bit = 30
+    while (bit >= 0) & (above_edge != kept):
+        candidate = edge + (1 << bit)
         reached = tl.sum((least >= candidate).to(tl.int32), 0)
         edge = tl.where(reached >= kept, candidate, edge)
+        above_edge = tl.where(reached >= kept, reached, above_edge)
+        bit -= 1
     above = (least > edge).to(tl.int32)
     equal = (there & (least == edge)).to(tl.int32)
     spare = kept - tl.sum(above, 0)

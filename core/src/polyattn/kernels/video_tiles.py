@@ -1,4 +1,7 @@
-"""Tile sizes of video attention, by architecture and head dim: a table, nothing is tuned at run time."""
+"""Tile sizes of video attention, by architecture and head dim: a table, nothing is tuned at run time.
+
+On sm_90 they are the fastest of benchmarks/cuda/video_tiles.py on an H200.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,31 @@ class VideoTile(NamedTuple):
     packed: bool = False
     described: str = ""
     paired: bool = False
+
+
+class HopperTile(NamedTuple):
+    """How the fine branch is cut by the kernel for Hopper.
+
+    groups  of four warps with 64 query rows each: two, or one and two programs a multiprocessor
+    box     keys of one entry of the steps: how finely partial blocks are told
+    keys    keys of one step of a program
+    stages  steps in flight
+    """
+
+    groups: int
+    box: int
+    keys: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a program."""
+        return 64 * self.groups
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a program, at most: queries, keys and values of 256 bytes a row, and barriers."""
+        return (self.rows + 2 * self.stages * self.keys) * 256 + 1024
 
 
 class ChooseTile(NamedTuple):
@@ -65,6 +93,8 @@ _SMALL = {
     "gfx942": (VideoTile(64, 32, 4, 1), VideoTile(64, 32, 4, 1), VideoTile(64, 32, 4, 1)),
     "": (VideoTile(64, 32, 4, 2), VideoTile(64, 32, 4, 2), VideoTile(32, 32, 4, 1)),
 }  # fmt: skip
+#: By groups. Boxes of 32 keys beat those of 64, as grids seldom divide.
+_HOPPER = {1: HopperTile(1, 32, 64, 3), 2: HopperTile(2, 32, 128, 3)}
 #: Elements of 4 bytes, in IEEE arithmetic: without tensor cores, small tiles do.
 _SINGLE = (VideoTile(64, 32, 8, 2), VideoTile(64, 16, 8, 2), VideoTile(32, 16, 8, 1))
 
@@ -82,8 +112,10 @@ _LARGE_ROWS = 128
 #: The least that a tensor core multiplies.
 _LEAST = 16
 
-#: Rows of one step of pooling and of packing, and warps of those programs.
-POOL_ROWS, PACK_ROWS, MOVE_WARPS = 32, 64, 4
+#: Elements of one step of pooling and warps of those programs: one that has all it can hold on the way beats four.
+POOLED, POOL_WARPS = 4096, 1
+#: Rows of one step of packing and warps of those programs.
+PACK_ROWS, MOVE_WARPS = 64, 4
 #: Entries of a list that one step of `steps_kernel` takes.
 STEPS_CHUNK = 128
 
@@ -107,6 +139,20 @@ def video_tile(arch: str, head_dim: int, v_head_dim: int, element_size: int, blo
         block_m=max(_LEAST, min(tile.block_m, power_of_two(block_q))),
         block_n=max(_LEAST, min(tile.block_n, power_of_two(block_k))),
     )
+
+
+def hopper_tile(
+    arch: str, head_dim: int, v_head_dim: int, element_size: int, block_q: int, lines: int
+) -> HopperTile | None:
+    """The tile of the kernel for Hopper, or None where it does not serve; `lines` of keys are packed in all.
+
+    >>> hopper_tile("sm_90", 128, 128, 2, 256, 75600).rows, hopper_tile("sm_90", 64, 64, 2, 256, 75600)
+    (128, None)
+    """
+    if arch != "sm_90" or (head_dim, v_head_dim, element_size) != (128, 128, 2) or block_q < 64 or lines >= 1 << 31:
+        return None
+    halves = -(-block_q // 64)
+    return _HOPPER[1 if halves % 2 and halves < 8 else 2]
 
 
 def choose_tile(arch: str, head_dim: int) -> ChooseTile:

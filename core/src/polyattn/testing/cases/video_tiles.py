@@ -103,6 +103,8 @@ _HEADS = {
     "one_head": Heads(1, 1), "gqa": Heads(6, 2), "mqa": Heads(4, 1), "v_dim_narrower": Heads(v_dim=32),
     "v_dim_wider": Heads(v_dim=128), "gqa_v_dim": Heads(4, 2, v_dim=32),
 }  # fmt: skip
+#: Heads for which a platform may have a kernel of its own.
+_WIDE_HEADS = Heads(4, 2, head_dim=128)
 _STRIDES = {
     f"strides_{name}": Heads(strides=(name,) * 3)
     for name in ("transposed", "fused", "stepped", "misaligned", "row_gaps")
@@ -130,6 +132,8 @@ CASES = (
             "all_kept": partial(video_tiles, topk=99),
             "all_kept_padded": partial(video_tiles, topk=99, padding=21),
             "all_kept_sparsely": partial(video_tiles, topk=99, padding=21, keep_sparse_numerics=True),
+            "wide_heads_tiles_of_256": partial(video_tiles, grid=(5, 9, 18), tile=WIDE, heads=_WIDE_HEADS),
+            "wide_heads_segments": partial(segment_video, heads=_WIDE_HEADS, batch=2, gate="", padding=3),
             "too_short_to_be_sparse": partial(video_tiles, min_seq_len=10_000, fallback="dense"),
             **{name: partial(video_tiles, heads=heads) for name, heads in _HEADS.items()},
         },
@@ -146,6 +150,8 @@ CASES = (
             "gate_segments": segment_video,
             "gate_segments_padded": partial(_H3, batch=2),
             "gate_tiles_of_256": partial(_H3, grid=(5, 9, 18), tile=WIDE),
+            "gate_wide_heads": partial(_H3, grid=(5, 9, 18), tile=WIDE, heads=_WIDE_HEADS),
+            "gate_wide_heads_all_kept": partial(_H3, heads=_WIDE_HEADS, topk=99, keep_sparse_numerics=True, scale=-0.2),
             "gate_all_kept": partial(_WEIGHTED, topk=99),
             "gate_all_kept_padded": partial(_H3, topk=99),
             "gate_all_kept_sparsely": partial(_H3, topk=99, keep_sparse_numerics=True),
