@@ -20,7 +20,6 @@ from polyattn.recorders import here, recording
 from polyattn.scope import choices_here
 from polyattn.structures import Packed, Structure
 
-
 #: What a module may answer beside tensors, and holds none.
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
