@@ -6,6 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
+#: What vendors' tests share asserts, too, and is no test file.
+pytest.register_assert_rewrite("platforms.tests.on_device")
+
 VENDORS = ("cuda", "rocm", "npu", "xpu", "musa")
 
 collect_ignore = [f"{vendor}/tests" for vendor in VENDORS if find_spec(f"polyattn_{vendor}") is None]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import polyattn_musa
-from platforms.tests.vendors import detection_of, no_devices, pretend
+from platforms.tests.vendors import no_devices, pretend
 from polyattn.vendor import Accepted, Declined, Found, Machine, Request, StructureFacts, TensorFacts, resolve
 from polyattn_musa import backends, detection
 from polyattn_musa.order import order
@@ -36,26 +35,12 @@ def test_1_packed_documents_run_natively_without_a_mask(name: str) -> None:
         assert decision.slot.features.max_documents is None
 
 
-def test_19_beside_another_accelerator_it_comes_last_and_before_the_cpu() -> None:
-    assert polyattn_musa.platform().priority == 10
-
-
 @pytest.mark.parametrize("build", ["cuda", "rocm", "npu", "xpu", "cpu"])
 def test_20_another_vendors_torch_is_not_taken_for_musa(monkeypatch: pytest.MonkeyPatch, build: str) -> None:
     pretend(monkeypatch, build)
     answer = detection.probe()
     assert isinstance(answer, Declined)
     assert "torch_musa" in answer.reason
-
-
-def test_20_a_musa_device_is_musa_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "musa", devices=2)
-    answer = detection.probe()
-    assert isinstance(answer, Found)
-    assert answer.devices == 2
-    for other in ("cuda", "rocm", "npu", "xpu"):
-        no_devices(monkeypatch, detection_of(other))
-        assert isinstance(detection_of(other).probe(), Declined)
 
 
 @pytest.mark.parametrize(("value", "devices"), [("", 0), ("-1", 0), ("0,2", 2)])

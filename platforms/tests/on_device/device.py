@@ -20,7 +20,7 @@ Name = str | None
 
 @dataclass(frozen=True)
 class Device:
-    """One vendor's, whose torch device type has the vendor's name."""
+    """One vendor's."""
 
     vendor: str
     #: The backends of the maker's own packages.
@@ -29,6 +29,10 @@ class Device:
     portable: tuple[str, ...] = ("sdpa", "blocked")
     only_real: tuple[str, ...] = ()
     collective: str = ""
+    #: torch's type of these devices, where it is not the vendor's name.
+    device_type: str = ""
+    #: What most tensors here are of.
+    half: torch.dtype = torch.float16
 
     @property
     def emulated(self) -> bool:
@@ -38,6 +42,11 @@ class Device:
     @property
     def device(self) -> str:
         """Where tensors are."""
+        return "cpu" if self.emulated else self.device_type or self.vendor
+
+    @property
+    def platform(self) -> str:
+        """Whose backends they are."""
         return "cpu" if self.emulated else self.vendor
 
     @property
@@ -58,7 +67,7 @@ class Device:
 
     def here(self, tensor: torch.Tensor) -> torch.Tensor:
         """In half precision on the device."""
-        return tensor.to(torch.float16).to(self.device)
+        return tensor.to(self.half).to(self.device)
 
     def attend(self, backend: Name, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> Any:
         """`pa.attention`; a refusal skips, in the backend's own words, which the conformance kit judges."""

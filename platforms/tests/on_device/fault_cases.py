@@ -81,12 +81,15 @@ class FaultCases:
         assert torch.equal(wide.cpu(), narrow.cpu())
         for boundaries, error, words in (
             (torch.tensor([0, 3, 2**31 + 5]), ValueError, ("int32", "2147483653")),
-            (torch.tensor([0, 4, 8, 12]), ValueError, ("12", "6")),
+            (torch.tensor([0, 4, 8, 12]), ValueError, ("12", "4")),
             (torch.tensor([0, 4, 3, 6]), ValueError, ("non-decreasing", "4 then 3")),
             (torch.tensor([0.0, 3.0, 6.0]), TypeError, ("float32",)),
         ):
+            given = v[:4] if "12" in words else v
             with pytest.raises(error) as refusal:
-                pa.attention(v, v, v, structure=pa.Packed.from_cu_seqlens(boundaries), backend=self.on.full(backend))
+                pa.attention(
+                    given, given, given, structure=pa.Packed.from_cu_seqlens(boundaries), backend=self.on.full(backend)
+                )
             assert all(word in str(refusal.value) for word in ("cu_seqlens", *words))
 
     @pytest.mark.parametrize("plane", MASKS.values(), ids=MASKS)
@@ -94,6 +97,35 @@ class FaultCases:
         v, q = self.on.here(batch((2, 4, 8))), self.on.here(torch.zeros(1, 2, 2, 64))
         out = self.on.attend(backend, q, torch.zeros_like(v), v, structure=pa.Mask.pairs(plane.to(self.on.device)))
         assert_rows(out, [[3.0, 0.0]])
+
+    @pytest.mark.parametrize("plane", MASKS.values(), ids=MASKS)
+    def test_7_the_lse_of_a_row_that_a_mask_hides_is_minus_infinity(self, backend: Name, plane: torch.Tensor) -> None:
+        v, q = self.on.here(batch((2, 4, 8))), self.on.here(torch.zeros(1, 2, 2, 64))
+        hidden = pa.Mask.pairs(plane.to(self.on.device))
+        _, lse = self.on.attend(backend, q, torch.zeros_like(v), v, structure=hidden, return_lse=True)
+        assert lse[0, :, 0].tolist() == pytest.approx([math.log(2)] * 2, rel=1e-3)
+        assert lse[0, :, 1].tolist() == [-INF] * 2
+
+    @pytest.mark.parametrize("plane", MASKS.values(), ids=MASKS)
+    def test_7_gradients_through_a_row_that_a_mask_hides_are_finite(self, backend: Name, plane: torch.Tensor) -> None:
+        q, k, v = (self.on.here(torch.zeros(1, rows, 2, 64)).requires_grad_() for rows in (2, 3, 3))
+        self.on.attend(backend, q, k, v, structure=pa.Mask.pairs(plane.to(self.on.device))).sum().backward()
+        assert all(tensor.grad is not None and bool(tensor.grad.isfinite().all()) for tensor in (q, k, v))
+        assert v.grad is not None
+        assert v.grad[0, :, 0, 0].tolist() == pytest.approx([0.5, 0.5, 0.0], rel=2e-2)
+
+    def test_7_gradients_through_documents_and_samples_without_keys_are_finite(self, backend: Name) -> None:
+        documents = pa.Packed.from_lengths([2, 1, 0, 2], [2, 0, 2, 1])
+        q, k, v = (self.on.drawn(5, 2, 64, seed=seed).requires_grad_() for seed in range(3))
+        self.on.attend(backend, q, k, v, structure=documents).sum().backward()
+        assert all(tensor.grad is not None and bool(tensor.grad.isfinite().all()) for tensor in (q, k, v))
+        assert k.grad is not None
+        assert bool((k.grad[2:4] == 0).all()), "of the document without queries"
+        q, k, v = (self.on.drawn(2, 3, 2, 64, seed=seed).requires_grad_() for seed in range(3))
+        hidden = pa.KeyPadding.from_lengths([3, 0], 3)
+        self.on.attend(backend, q, k, v, structure=hidden).sum().backward()
+        assert all(tensor.grad is not None and bool(tensor.grad.isfinite().all()) for tensor in (q, k, v))
+        assert all(bool((tensor.grad[1] == 0).all()) for tensor in (q, k, v) if tensor.grad is not None)
 
     def test_7_documents_and_samples_without_keys_are_zero_with_an_lse_of_minus_infinity(self, backend: Name) -> None:
         v = self.on.here(values(2, 4, 8, dim=128))
@@ -147,7 +179,29 @@ class FaultCases:
         q_shape, k_shape, structure = EMPTY[case]
         q, k = self.on.here(torch.ones(q_shape)), self.on.here(torch.ones(k_shape))
         out = self.on.attend(backend, q, k, k, structure=structure and structure())
-        assert torch.equal(out.cpu(), torch.zeros(q_shape, dtype=torch.float16))
+        assert torch.equal(out.cpu(), torch.zeros(q_shape, dtype=self.on.half))
+        assert (out.dtype, out.device) == (q.dtype, q.device)
+
+    @pytest.mark.parametrize("case", EMPTY)
+    def test_16_the_lse_of_empty_calls_is_minus_infinity(self, backend: Name, case: str) -> None:
+        q_shape, k_shape, structure = EMPTY[case]
+        q, k = self.on.here(torch.ones(q_shape)), self.on.here(torch.ones(k_shape))
+        _, lse = self.on.attend(backend, q, k, k, structure=structure and structure(), return_lse=True)
+        assert torch.equal(lse.cpu(), torch.full((*q_shape[:-3], 2, q_shape[-3]), -INF))
+
+    @pytest.mark.parametrize("case", EMPTY)
+    def test_16_compiled_calls_answer_like_eager_ones(self, backend: Name, case: str) -> None:
+        q_shape, k_shape, structure = EMPTY[case]
+        q, k = self.on.here(torch.ones(q_shape)), self.on.here(torch.ones(k_shape))
+        given = structure and structure()
+        self.on.attend(backend, q, k, k, structure=given)  # skips what is refused, with its reasons
+        torch.compiler.reset()
+        compiled = torch.compile(
+            lambda q, k: pa.attention(q, k, k, structure=given, backend=self.on.full(backend)), backend="eager",
+            fullgraph=True,
+        )  # fmt: skip
+        out = compiled(q, k)
+        assert torch.equal(out.cpu(), torch.zeros(q_shape, dtype=self.on.half))
         assert (out.dtype, out.device) == (q.dtype, q.device)
 
     def test_16_empty_documents_among_others(self, backend: Name) -> None:
@@ -158,7 +212,7 @@ class FaultCases:
     def test_35_quantisation_that_the_backend_has_not_is_refused_at_construction(self, backend: Name) -> None:
         with pytest.raises(NotImplementedError) as refusal:
             pa.Attention(2, 64, backend=self.on.full(backend), quant="fp8")
-        assert all(word in str(refusal.value) for word in (self.on.full(backend) or "", self.on.device, "'fp8'"))
+        assert all(word in str(refusal.value) for word in (self.on.full(backend) or "", self.on.platform, "'fp8'"))
         with pytest.raises(ValueError, match=r"'fp9'.*fp8.*int8"):
             pa.Attention(2, 64, backend=self.on.full(backend), quant="fp9")
         q = self.on.here(torch.zeros(1, 4, 2, 64))
@@ -206,10 +260,7 @@ class FaultCases:
         if self.on.emulated:
             pytest.skip("the process is the CPU's; tests/emulators/test_info.py asks this of one that is the vendor's")
         platform, on = pa.current_platform, self.on
-        assert (platform.name, platform.device_type, platform.collective_backend) == (
-            on.vendor,
-            on.vendor,
-            on.collective,
-        )
+        found = (platform.name, platform.device_type, platform.collective_backend)
+        assert found == (on.vendor, on.device, on.collective)
         assert getattr(platform, f"is_{on.vendor}")()
         assert not platform.is_cuda()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
-import polyattn_xpu
-from platforms.tests.vendors import detection_of, forbidden, no_devices, pretend
+from platforms.tests.vendors import forbidden, no_devices, pretend
 from polyattn.vendor import Accepted, Declined, Found, Machine, Request, StructureFacts, TensorFacts, resolve
 from polyattn_xpu import backends, detection
 from polyattn_xpu.order import order
@@ -37,33 +34,12 @@ def test_1_packed_documents_run_natively_without_a_mask() -> None:
         assert decision.slot.features.max_documents is None
 
 
-@pytest.mark.parametrize("others", [("musa",), ("npu",), ("cuda",)])
-def test_19_beside_another_vendor_its_place_is_its_priority(others: tuple[str, ...]) -> None:
-    theirs: ModuleType
-    priorities = {"cuda": 50, "rocm": 40, "npu": 30, "xpu": 20, "musa": 10}
-    assert polyattn_xpu.platform().priority == priorities["xpu"]
-    for other in others:
-        theirs = detection_of(other)
-        assert other == theirs.PLATFORM
-        assert (priorities[other] > priorities["xpu"]) == (other != "musa")
-
-
 @pytest.mark.parametrize("build", ["cuda", "rocm", "npu", "musa", "cpu"])
 def test_20_another_vendors_torch_is_not_taken_for_xpu(monkeypatch: pytest.MonkeyPatch, build: str) -> None:
     pretend(monkeypatch, build)
     answer = detection.probe()
     assert isinstance(answer, Declined)
     assert "not an XPU build" in answer.reason
-
-
-def test_20_an_xpu_build_with_devices_is_xpu_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, "xpu", devices=2)
-    answer = detection.probe()
-    assert isinstance(answer, Found)
-    assert answer.devices == 2
-    for other in ("cuda", "rocm", "npu", "musa"):
-        no_devices(monkeypatch, detection_of(other))
-        assert isinstance(detection_of(other).probe(), Declined)
 
 
 @pytest.mark.parametrize(("variable", "value", "devices"), [
