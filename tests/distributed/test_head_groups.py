@@ -147,6 +147,7 @@ def schedule(group: dist.ProcessGroup, training: bool) -> tuple[list[str], list[
 
     def begun(journey: Journey, *args: Any) -> None:
         begin(journey, *args)
+        assert journey._work is not None, "it goes on while this rank does something else"
         journeys.append(journey)
         events.append(f">{len(journeys) - 1}")
 
