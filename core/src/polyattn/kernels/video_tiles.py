@@ -160,12 +160,12 @@ def choose_tile(arch: str, head_dim: int) -> ChooseTile:
     tf32 = arch.startswith("sm_")
     if head_dim > 128:
         return ChooseTile(16, 16, 4, tf32)
-    return ChooseTile(32, 64, 8, tf32) if arch in _ROOMY else ChooseTile(32, 32, 4, tf32)
+    return ChooseTile(32, 64, 4, tf32) if arch in _ROOMY else ChooseTile(32, 32, 4, tf32)
 
 
 def choose_warps(columns: int) -> int:
     """Warps of the program that chooses from a row of so many scores: one as long as its registers hold them."""
-    return 1 if columns <= 2048 else min(16, columns // 1024)
+    return 1 if columns <= 1024 else min(16, columns // 512)
 
 
 def power_of_two(size: int) -> int:

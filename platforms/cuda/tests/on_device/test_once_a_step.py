@@ -10,6 +10,7 @@ import torch
 import polyattn as pa
 from platforms.cuda.tests.on_device.here import assert_right
 from platforms.cuda.tests.on_device.structures import Made, every_structure
+from platforms.cuda.tests.on_device.waiting import no_waiting
 
 pytestmark = pytest.mark.cuda
 LAYERS, STEPS = 40, 3
@@ -26,11 +27,8 @@ def test_40_layers_prepare_a_structure_once_a_step(make: Callable[[torch.dtype, 
         ]
         layers[0](*made.tensors, structure, **given)
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")  # what the first call sent, the others find
-        try:
+        with no_waiting():  # what the first call sent, the others find
             for layer in layers[1:]:
                 out = layer(*made.tensors, structure, **given)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert structure is None or structure.builds <= 1
         assert_right(out, *made.tensors, **made.given)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,22 +10,11 @@ import torch
 import polyattn as pa
 from platforms.cuda.tests.on_device.here import Name, assert_right, attend, drawn, dtype_of, every_backend, takes
 from platforms.cuda.tests.on_device.structures import STRUCTURES, Made, every_structure
+from platforms.cuda.tests.on_device.waiting import no_waiting
 
 pytestmark = pytest.mark.cuda
 
 Make = Callable[[torch.dtype, int], Made]
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Within it, an operation of torch that waits for the device raises."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_mode_catches_what_reads_a_tensor_on_the_host() -> None:
