@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from polyattn.distributed.failure import Communicating
 from polyattn.distributed.moves import Kind, Moves
-from polyattn.distributed.packing import add, by_member, held_rows, lent_sizes, packed, unpack
+from polyattn.distributed.packing import add, by_member, held_rows, packed, part_of, unpack
 from polyattn.distributed.rows import size
 
 _BACKWARD = "the backward of ulysses"
@@ -33,18 +33,18 @@ class Bundle:
 
     @property
     def rows(self) -> int:
-        return self.lead + sum(self.moves.attended_rows) + self.trail
+        return self.lead + self.moves.attended_total + self.trail
 
     def received(self, buffer: torch.Tensor) -> torch.Tensor:
         """The part of a buffer that other ranks fill."""
-        return buffer.narrow(0, self.lead, sum(self.moves.attended_rows))
+        return part_of(buffer, 0, self.lead, self.moves.attended_total)
 
     def views(self, buffer: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
         """Each tensor [B, lead + all rows + trail, own heads, D] in the buffer."""
         found, column = [], 0
         for kind, width in zip(self.kinds, widths, strict=True):
             heads = self.moves.own_width(kind)
-            part = buffer.narrow(2, column, heads * width).unflatten(2, (heads, width))
+            part = part_of(buffer, 2, column, heads * width).unflatten(2, (heads, width))
             found.append(part.transpose(0, 1))
             column += heads * width
         return found
@@ -114,11 +114,11 @@ class ToHeads:
     def leave(self) -> tuple[torch.Tensor, ...]:
         """Pack and send."""
         for bundle, mine in self._bundled(self.shards.tensors):
-            moves, batch, widths = bundle.moves, mine[0].shape[0], [tensor.shape[-1] for tensor in mine]
+            moves, batch, widths = bundle.moves, mine[0].shape[0], tuple(tensor.shape[-1] for tensor in mine)
             width = sum(moves.own_width(kind) * each for kind, each in zip(bundle.kinds, widths, strict=True))
             buffer = mine[0].new_empty(bundle.rows, batch, width)
             into = [n * batch * width for n in moves.attended_rows]
-            lent = lent_sizes(moves, bundle.kinds, widths, batch)
+            lent = moves.lent_sizes(bundle.kinds, widths, batch)
             sent = packed(mine, bundle.kinds, moves)
             self._buffers.append(buffer)
             self._journeys.append(Journey(self.road, bundle.received(buffer).view(-1), sent, into, lent))
@@ -135,7 +135,7 @@ class ToHeads:
         with Communicating(self.road.group, _BACKWARD):
             for (bundle, shapes), grad in zip(self._bundled(self.shards.shapes), grads, strict=True):
                 moves, batch, width = bundle.moves, *grad.shape[1:]
-                lent = lent_sizes(moves, bundle.kinds, [shape[-1] for shape in shapes], batch)
+                lent = moves.lent_sizes(bundle.kinds, tuple(shape[-1] for shape in shapes), batch)
                 sizes = [n * batch * width for n in moves.attended_rows]
                 received = grad.new_empty(sum(lent))
                 self._journeys.append(Journey(self.road, received, bundle.received(grad).reshape(-1), lent, sizes))
@@ -190,7 +190,7 @@ class FromHeads:
         self._shapes = [answer.shape for answer in mine]
         for answer in mine:
             batch, _, own, width = answer.shape
-            sizes = lent_sizes(moves, ("q",), (width,), batch)
+            sizes = moves.lent_sizes(("q",), (width,), batch)
             into = [n * batch * own * width for n in moves.attended_rows]
             received = answer.new_empty(sum(sizes))
             self._journeys.append(Journey(self.road, received, by_member(answer, moves.attended), sizes, into))
@@ -216,7 +216,7 @@ class FromHeads:
             for grad, (batch, _, own, width) in zip(self.answers.gradients, self._shapes, strict=True):
                 sizes = [n * batch * own * width for n in moves.attended_rows]
                 sent = packed([grad], ("q",), moves)
-                lent = lent_sizes(moves, ("q",), (width,), batch)
+                lent = moves.lent_sizes(("q",), (width,), batch)
                 self._journeys.append(Journey(self.road, grad.new_empty(sum(sizes)), sent, sizes, lent))
         return ()
 

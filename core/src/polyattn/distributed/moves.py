@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from polyattn.distributed.heads import Heads
@@ -11,8 +12,11 @@ from polyattn.structures import Structure
 
 Kind = Literal["q", "kv"]
 
+#: Sizes that moves remember: a plan has a few.
+_LIMIT = 16
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Moves:
     """One rank's side of an exchange; each member lends the rows it holds, and attends to rows with its heads.
 
@@ -27,6 +31,22 @@ class Moves:
     seats: tuple[int, ...]
     seat: int
     heads: Heads
+
+    def lent_sizes(self, kinds: tuple[Kind, ...], widths: tuple[int, ...], batch: int) -> list[int]:
+        """Elements of each member's segment, as this rank packs tensors of these kinds and widths."""
+        key = kinds, widths, batch
+        if key not in self._sizes:
+            while len(self._sizes) >= _LIMIT:
+                del self._sizes[next(iter(self._sizes))]
+            self._sizes[key] = [
+                rows * batch * sum(self.width(member, kind) * width for kind, width in zip(kinds, widths, strict=True))
+                for member, rows in enumerate(self.lent_rows)
+            ]
+        return self._sizes[key]
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[tuple[Kind, ...], tuple[int, ...], int], list[int]]:
+        return {}
 
     def width(self, member: int, kind: Kind) -> int:
         """Heads of one kind that a member computes."""
@@ -46,20 +66,25 @@ class Moves:
         seat = self.seats[member]
         return self.heads.q[seat] if kind == "q" else self.heads.kv[seat]
 
-    @property
+    @cached_property
     def lent_rows(self) -> tuple[int, ...]:
         return tuple(map(size, self.lent))
 
-    @property
+    @cached_property
     def attended_rows(self) -> tuple[int, ...]:
         return tuple(map(size, self.attended))
 
-    @property
+    @cached_property
+    def attended_total(self) -> int:
+        """All rows that this rank attends to."""
+        return sum(self.attended_rows)
+
+    @cached_property
     def busy(self) -> tuple[int, ...]:
         """Members that attend to rows of this rank."""
         return tuple(member for member, rows in enumerate(self.lent) if rows)
 
-    @property
+    @cached_property
     def alike(self) -> bool:
         """Whether they all attend to the same rows, one after the other, heads at even distances: one copy packs."""
         busy = self.busy

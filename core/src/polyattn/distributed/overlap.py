@@ -91,8 +91,11 @@ def _filled(bundles: Sequence[Bundle], buffers: Sequence[torch.Tensor], lanes: l
     for bundle, buffer in zip(bundles, buffers, strict=True):
         mine = [next(left) for _ in bundle.kinds]
         views = bundle.views(buffer, [lane.shard.shape[-1] for lane in mine])
-        rows, moves = sum(bundle.moves.attended_rows), bundle.moves
+        rows, moves = bundle.moves.attended_total, bundle.moves
         for view, lane, kind in zip(views, mine, bundle.kinds, strict=True):
+            if not bundle.lead and not bundle.trail:
+                found.append(view)
+                continue
             view = view.narrow(1, bundle.lead - lane.lead, lane.lead + rows + lane.trail)
             heads = (moves.heads.q if kind == "q" else moves.heads.kv)[moves.seat]
             _fill(view, lane.before, 0, heads)

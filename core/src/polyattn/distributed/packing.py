@@ -10,29 +10,21 @@ from polyattn.distributed.moves import Kind, Moves
 from polyattn.distributed.rows import Ranges
 
 
-def lent_sizes(moves: Moves, kinds: Sequence[Kind], widths: Sequence[int], batch: int) -> list[int]:
-    """Elements of each member's segment, as this rank packs it."""
-    return [
-        rows * batch * sum(moves.width(member, kind) * width for kind, width in zip(kinds, widths, strict=True))
-        for member, rows in enumerate(moves.lent_rows)
-    ]
-
-
 def held_rows(moves: Moves) -> int:
     """Rows that this rank holds: every one is attended to by somebody."""
     return max((end for ranges in moves.lent for _, end in ranges), default=0)
 
 
-def packed(tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves) -> torch.Tensor:
+def packed(tensors: Sequence[torch.Tensor], kinds: tuple[Kind, ...], moves: Moves) -> torch.Tensor:
     """What each member is sent, [its rows, B, its heads of every tensor], one after the other."""
-    widths = [tensor.shape[-1] for tensor in tensors]
-    flat = tensors[0].new_empty(sum(lent_sizes(moves, kinds, widths, tensors[0].shape[0])))
+    widths = tuple(tensor.shape[-1] for tensor in tensors)
+    flat = tensors[0].new_empty(sum(moves.lent_sizes(kinds, widths, tensors[0].shape[0])))
     for part, held in _segments(flat, tensors, kinds, moves):
         part.copy_(held)
     return flat
 
 
-def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves) -> None:
+def unpack(flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: tuple[Kind, ...], moves: Moves) -> None:
     """Put what each member sent where `packed` would take it from."""
     for part, held in _segments(flat, tensors, kinds, moves):
         held.copy_(part)
@@ -59,14 +51,14 @@ def add(total: torch.Tensor, part: torch.Tensor, ranges: Ranges) -> None:
 
 
 def _segments(
-    flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves
+    flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: tuple[Kind, ...], moves: Moves
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(segment's part, tensor's part), shaped alike, for every member and tensor: views to copy either way."""
-    batch, widths = tensors[0].shape[0], [tensor.shape[-1] for tensor in tensors]
     if moves.alike:
         return _segments_alike(flat, tensors, kinds, moves)
+    batch, widths = tensors[0].shape[0], tuple(tensor.shape[-1] for tensor in tensors)
     pairs = []
-    sizes = lent_sizes(moves, kinds, widths, batch)
+    sizes = moves.lent_sizes(kinds, widths, batch)
     for member, segment in enumerate(flat.split(sizes)):
         rows = moves.lent_rows[member]
         if not segment.numel():
@@ -85,7 +77,7 @@ def _segments(
 
 
 def _segments_alike(
-    flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: Sequence[Kind], moves: Moves
+    flat: torch.Tensor, tensors: Sequence[torch.Tensor], kinds: tuple[Kind, ...], moves: Moves
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """One copy a tensor for all members."""
     busy = moves.busy
@@ -98,8 +90,13 @@ def _segments_alike(
     pairs, column = [], 0
     for tensor, kind in zip(tensors, kinds, strict=True):
         (first, last), width = moves.span(busy[0], kind), tensor.shape[-1]
-        part = whole.narrow(3, column, (last - first) * width).unflatten(3, (last - first, width))
-        held = tensor.narrow(1, start, rows).unflatten(2, (members, tensor.shape[2] // members))
-        pairs.append((part, held.narrow(3, first, last - first).permute(2, 1, 0, 3, 4)))
+        part = part_of(whole, 3, column, (last - first) * width).unflatten(3, (last - first, width))
+        held = part_of(tensor, 1, start, rows).unflatten(2, (members, tensor.shape[2] // members))
+        pairs.append((part, part_of(held, 3, first, last - first).permute(2, 1, 0, 3, 4)))
         column += (last - first) * width
     return pairs
+
+
+def part_of(tensor: torch.Tensor, axis: int, start: int, count: int) -> torch.Tensor:
+    """`narrow`, which costs some microseconds, only where it leaves something out."""
+    return tensor if count == tensor.shape[axis] else tensor.narrow(axis, start, count)
