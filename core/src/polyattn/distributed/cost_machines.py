@@ -20,6 +20,6 @@ H200 = Machine(
 )
 #: What a reader must be told of it.
 ASSUMED = (
-    "assumed, not measured: the cost of each further peer, that transfers which overlap do not slow attention down, and "
+    "assumed, not measured: the cost of each further peer, that transfers beside attention do not slow it down, and "
     "all figures across hosts (45 GB/s a rank, 60 us)"
 )
