@@ -4,12 +4,14 @@
     <!-- code: examples/first_call.py -->                that file
     <!-- picture: NAME -->                               before a block of Python: its drawing (docs_pictures.py)
     <!-- performance -->                                 the tables of benchmarks/results (docs_performance.py)
+    <!-- plot: RECORD -->                                the curves of one of them (docs_plots.py)
 
 In the repository these are comments, which a reader of the Markdown does not see.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -35,21 +37,26 @@ _INCLUDE = re.compile(r"<!-- include: (\S+?)#(.+?) -->")
 _CODE = re.compile(r"<!-- code: (\S+) -->")
 _PICTURE = re.compile(r"<!-- picture: (\w+) -->\n(```python\n.*?^```$)", re.MULTILINE | re.DOTALL)
 _PERFORMANCE = "<!-- performance -->"
+_PLOT = re.compile(r"<!-- plot: (\w+) -->")
 _FENCE_WORDS = re.compile(r"^```(python|pycon) .*$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that stand elsewhere, and the pictures."""
+    """Adds the pages that stand elsewhere, the pictures and the plots."""
     from mkdocs.structure.files import File
 
     from scripts.docs_pictures import pictures
+    from scripts.docs_plots import drawn
 
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     for name, drawing in pictures((ROOT / "docs/concepts.md").read_text(encoding="utf-8")).items():
         files.append(File.generated(config, f"pictures/{name}.svg", content=drawing))
+    for name in _PLOT.findall((ROOT / "docs/performance.md").read_text(encoding="utf-8")):
+        record = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+        files.append(File.generated(config, f"plots/{name}.svg", content=drawn(record)))
     return files
 
 
@@ -65,6 +72,7 @@ def rendered(markdown: str, page: str) -> str:
     text = _INCLUDE.sub(lambda found: relinked(section(found[1], found[2]), found[1], page), text)
     text = _CODE.sub(lambda found: listing(found[1]), text)
     text = _PICTURE.sub(lambda found: f"{found[2]}\n\n![{found[1]}](pictures/{found[1]}.svg)", text)
+    text = _PLOT.sub(lambda found: f"![curves of {found[1]}](plots/{found[1]}.svg)", text)
     if _PERFORMANCE in text:
         from scripts.docs_performance import tables
 

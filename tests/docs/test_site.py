@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import polyattn as pa
-from scripts import docs_links, docs_performance, docs_pictures, docs_site
+from scripts import docs_links, docs_performance, docs_pictures, docs_plots, docs_site
 from scripts.docs_docstrings import as_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +120,13 @@ def test_the_link_checker_finds_what_is_broken(tmp_path: Path) -> None:
         "index.html: b/ is not there",
         "index.html: no.svg is not there",
     ]
+
+
+def test_a_curve_is_drawn_with_the_limit_beside_it() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "video_h200.json").read_text())
+    drawn = docs_plots.drawn(record)
+    assert drawn.count("<svg ") == 1
+    for word in ("dense FA3 by the share kept", "720p, tiles of 64", "720p, tiles of 256", record["machine"]["device"]):
+        assert f"<!-- {word}" in drawn or word in drawn
+    with pytest.raises(LookupError, match="no curve"):
+        docs_plots.drawn({**record, "comparisons": {"a shape": {}}})

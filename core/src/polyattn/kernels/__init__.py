@@ -14,6 +14,8 @@ What is called, its Triton kernels, and what sizes their tiles:
     video_fine.py        video_parts.py                            - the kept blocks, their keys gathered or packed
     video_select.py      video_select_kernels.py                   - which blocks are kept, and the coarse branch
                          video_list_kernels.py                     - lists of blocks as steps of the kernel
+    video_hopper.py      video_hopper_kernel.py                    - the kept blocks on Hopper, in Gluon
+                         video_hopper_parts.py                     - its rows, boxes of keys, and running softmax
 
     launch.py         starts a kernel on the device of its tensors, without Triton's look at what has not changed
     specialised.py    which launches run the same compiled code
@@ -23,6 +25,6 @@ Importing the package imports nothing; most of its files import Triton, so that 
 
 Rules of the room. Offsets of rows are 64 bits wide. Lengths and counts are arguments that Triton does not specialise
 on, so that none of them compiles a kernel anew. What a mask hides is never read, or is zeroed before it is multiplied.
-No block pointers; tensor descriptors only where there is another way too. Kernels that are launched are named
+No block pointers; tensor descriptors only where there is another way too, and Gluon likewise: no device but sm_90 imports it. Kernels that are launched are named
 `*_kernel`; every one is compiled without a GPU for its architectures, and runs under Triton's interpreter in the tests.
 """
