@@ -25,6 +25,7 @@ Importing the package imports nothing; most of its files import Triton, so that 
 
 Rules of the room. Offsets of rows are 64 bits wide. Lengths and counts are arguments that Triton does not specialise
 on, so that none of them compiles a kernel anew. What a mask hides is never read, or is zeroed before it is multiplied.
-No block pointers; tensor descriptors only where there is another way too, and Gluon likewise: no device but sm_90 imports it. Kernels that are launched are named
-`*_kernel`; every one is compiled without a GPU for its architectures, and runs under Triton's interpreter in the tests.
+No block pointers; tensor descriptors only where there is another way too, and Gluon likewise: no device but sm_90
+imports it. Kernels that are launched are named `*_kernel`; every one is compiled without a GPU for its architectures,
+and runs under Triton's interpreter in the tests.
 """
