@@ -83,3 +83,33 @@ def test_it_is_attention_of_the_listed_blocks(sizes: str, tile: str) -> None:
             torch.testing.assert_close(out[sample, mine, head].double(), want.double(), atol=4e-3, rtol=2e-3)
             torch.testing.assert_close(lse[sample, head, mine].double(), scores.logsumexp(-1), atol=1e-3, rtol=0)
     assert bool(out[:, used:].isnan().all())
+
+
+@pytest.mark.parametrize("tile", ["one group", "two groups"])
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_what_another_head_or_sample_holds_is_not_read(every: int, tile: str) -> None:
+    """A step that is not full copies rows behind the last key, and multiplies them by 0: they are no other head's."""
+    rows = [100, 37, 64]
+    used, number = sum(rows), len(rows)
+    order = torch.randperm(used, generator=torch.Generator().manual_seed(every)).int()
+    ends = torch.tensor(rows).cumsum(0).int()
+    blocks = Blocks(ends - torch.tensor(rows).int(), ends, max(rows), order)
+    lists = torch.tensor([[2, 0], [2, 1], [1, 2]]).int().expand(1, 1, number, 2)
+    counts = torch.tensor([1, 2, 2]).int().expand(1, 1, number)
+    listed = Listed(None, None, used, every) if every == number else Listed(lists, counts, used, every)
+    q, k, v = (torch.randn(2, used, 2, 128, generator=torch.Generator().manual_seed(seed)).half() for seed in range(3))
+
+    def answer() -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = torch.full_like(q, math.nan), torch.full((2, 2, used), math.nan)
+        video_hopper.listed_attention_hopper(q, k, v, out, lse, blocks, blocks, listed, TILES[tile], scale=0.1)
+        return out, lse
+
+    out, lse = answer()
+    for sample, head in product(range(2), range(2)):
+        k, v = torch.full_like(k, math.nan), torch.full_like(v, math.inf)
+        for tensor, seed in ((k, 1), (v, 2)):
+            whole = torch.randn(2, used, 2, 128, generator=torch.Generator().manual_seed(seed)).half()
+            tensor[sample, :, head] = whole[sample, :, head]
+        got, got_lse = answer()
+        assert torch.equal(got[sample, :, head], out[sample, :, head])
+        assert torch.equal(got_lse[sample, head], lse[sample, head])

@@ -50,7 +50,8 @@ def listed_attention_hopper(
 ) -> None:
     """As `listed_attention`, of what `hopper_tile` has a tile for, queries and keys in an order of their own.
 
-    Values of the block behind a partial one must be finite, listed or not: they are multiplied by 0.
+    Values of a head behind its partial blocks, and those at its first places, must be finite, listed or not: where a
+    step is not full they are multiplied by 0.
     """
     samples, _, heads, _ = q.shape
     kv_heads = k.shape[2]
@@ -60,7 +61,7 @@ def listed_attention_hopper(
     gate = None if coarse is None else last_axis_dense(coarse.gate)
     assert queries.order is not None
     assert keys.order is not None
-    lines = listed.used + tile.box  # what is copied behind the last key is no other head's
+    lines = listed.used + tile.keys  # a step of dense rows is copied whole: behind the last key is no other head's
     k_packed, v_packed = in_order(k, v, keys.order, listed.used, lines)
     if listed.lists is None:
         steps, taken = queries.starts, queries.starts  # never read
