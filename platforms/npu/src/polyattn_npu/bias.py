@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-#: What q is multiplied by at least, as a power of two: smaller ones leave nothing of it.
-_LEAST_EXPONENT = -126
+#: The smallest scale that a bias is divided by as it is, by q's dtype: its quotient leaves the range of that otherwise.
+_LEAST_SCALE = {torch.float16: 1.0}
+_LEAST_OF_OTHERS = 2.0**-100
 
 
 class Bias(NamedTuple):
@@ -23,11 +24,11 @@ class Bias(NamedTuple):
 
 
 def room_for_bias(q: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
-    """The same scores by a scale from 1 on for float16, whose range a bias divided by a smaller one would leave."""
-    if q.dtype != torch.float16 or scale >= 1.0:
+    """The same scores by a scale from 1 on, where a bias divided by a smaller one would leave the dtype's range."""
+    if scale >= _LEAST_SCALE.get(q.dtype, _LEAST_OF_OTHERS):
         return q, scale
-    moved = max(math.floor(math.log2(scale)), _LEAST_EXPONENT)
-    return q * 2.0**moved, scale * 2.0**-moved
+    mantissa, exponent = math.frexp(scale)
+    return q * 2.0 ** (exponent - 1), 2.0 * mantissa
 
 
 def before_scale(bias: torch.Tensor, size: tuple[int, int, int], scale: float, dtype: torch.dtype) -> Bias:

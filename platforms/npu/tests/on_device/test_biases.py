@@ -34,6 +34,13 @@ def test_a_float16_bias_is_never_divided_beyond_its_range(entries: tuple[float, 
     assert_right("fusion", *qkv((1, 5), (1, 4)), structure=pa.Mask(torch.tensor(entries).half()), scale=scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("scale", [1e-20, 2.0**-130, -1e-40, 5e-324])
+def test_a_bias_counts_at_a_scale_that_leaves_nothing_of_the_scores(dtype: torch.dtype, scale: float) -> None:
+    bias = torch.tensor([-3.0, float("-inf"), 1001.0, 1000.0])
+    assert_right("fusion", *qkv((2, 5), (2, 4), dtype=dtype), structure=pa.Mask(bias), scale=scale)
+
+
 #: Float32 entries that are no float16, or of which float16 and bfloat16 make one number.
 BEYOND = {
     "below": (-70000.0, -70001.0, -70002.0, -69999.5),
