@@ -105,6 +105,7 @@ def test_what_is_taken(request_) -> None:
         (asked(**options(laser_max_abs=8.1), dim=64), ("logits reach 65.6", "laser_input_scale=1 in its place")),
         (asked(**options(laser_max_abs=4.1), dtype="float16"), ("logits reach 16.8",)),
         (asked(keys=4100, scale=1e-6), ("scale 1e-06", "multiple of 256", "laser_input_scale=32")),
+        (asked(keys=4100, scale=-5e-324), ("scale -5e-324", "multiple of 256")),
     ],
 )
 def test_a_refusal_says_why(request_, words) -> None:

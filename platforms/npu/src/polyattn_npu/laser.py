@@ -135,7 +135,7 @@ def _of_range(request: Request, chosen: NpuOptions) -> tuple[str, ...]:
         if reasons:
             return reasons
     if keys % BLOCK and -TAIL * positive(request.scale) * factor * factor < BELOW:
-        least = 2 ** math.ceil(math.log2(BELOW / -TAIL / positive(request.scale)) / 2)
+        least = 2 ** math.ceil((math.log2(BELOW / -TAIL) - math.log2(positive(request.scale))) / 2)
         divided = f", or laser_input_scale={least}," if is_taken(least, request.scale) else ""
         return (
             f"scale {request.scale} is so small that keys which the last block of {BLOCK} lacks would take part: "
