@@ -1,17 +1,19 @@
-"""What `polyattn info` calls usable of each vendor, against the resolver's answers to what the conformance kit asks.
+"""What `polyattn info` and `supports` say of each vendor, against the resolver's answers to the kit's calls.
 
 The machines are described: no device is needed, and no package of a vendor.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 
 from platforms.tests.vendors import detection_of
-from polyattn.cli.usable import usable
-from polyattn.vendor import Accepted, Backend, Machine, resolve, unmet
+from polyattn.plain_calls import Heads
+from polyattn.usable import supports, usable
+from polyattn.vendor import Accepted, Backend, Capability, Machine, capabilities_of, resolve, unmet
 from tests.emulators.kit_requests import kit_requests
 
 #: An architecture that few backends serve, by vendor; "" is one that is not known, which is given the benefit of doubt.
@@ -47,14 +49,22 @@ def judge(backend: Backend, machine: Machine) -> str:
     return status
 
 
-@pytest.mark.parametrize("kind", ["whole", "old device", "unread packages", "nothing installed"])
-def test_usable_is_what_the_resolver_accepts_something_of(vendor: str, kind: str) -> None:
-    machine = {
+KINDS = ("whole", "old device", "unread packages", "nothing installed")
+
+
+def of_kind(vendor: str, kind: str) -> Machine:
+    machines = {
         "whole": described(vendor),
         "old device": described(vendor, arch=OLD[vendor]),
         "unread packages": described(vendor, **UNREAD),
         "nothing installed": Machine(vendor, detection_of(vendor).DEVICE_TYPE),
-    }[kind]
+    }
+    return machines[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_usable_is_what_the_resolver_accepts_something_of(vendor: str, kind: str) -> None:
+    machine = of_kind(vendor, kind)
     told = {backend.name: judge(backend, machine) for backend in backends_of(vendor)}
     assert told["sdpa"] == told["blocked"] == "usable"
     required = {backend.name for backend in backends_of(vendor) if backend.requires}
@@ -78,3 +88,42 @@ def test_torchs_version_decides_whether_ipex_is_usable(torch: str, status: str) 
     machine = described("xpu", torch=torch)
     (ipex,) = (backend for backend in backends_of("xpu") if backend.name == "ipex")
     assert judge(ipex, machine) == status
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backend_has_flags_where_it_is_usable_and_all_that_it_claims_on_a_whole_machine(
+    vendor: str, kind: str
+) -> None:
+    machine = of_kind(vendor, kind)
+    for backend in backends_of(vendor):
+        claimed = [flag for flag in Capability if any(flag in capabilities_of(slot.features) for slot in backend.slots)]
+        told = {flag for flag in claimed if supports(flag, [backend], machine)}
+        assert bool(told) == (usable(backend, machine)[0] == "usable"), backend.name
+        if kind == "whole" and told:
+            assert told == set(claimed), backend.name
+
+
+def test_a_flag_is_asked_for_a_layers_own_heads_and_dtype() -> None:
+    pytest.importorskip("polyattn_rocm")
+    (aiter,) = (backend for backend in backends_of("rocm") if backend.name == "aiter")
+    whole, unloaded = described("rocm", arch="gfx942"), replace(described("rocm", arch="gfx942"), name="AMD MI300A")
+    at_128, at_64 = Heads(8, 8, 128), Heads(8, 8, 64)
+    lse = Capability.LSE
+    assert supports(lse, [aiter], whole, at_128, "bfloat16")
+    assert not supports(lse, [aiter], unloaded, at_128, "bfloat16")
+    assert supports(lse, [aiter], unloaded, at_128, "float16")
+    assert supports(lse, [aiter], unloaded, at_64, "bfloat16")
+    assert not supports(lse | Capability.SOFTCAP, [aiter], whole, at_128, "bfloat16"), "its assembly reads none"
+    assert not supports(lse, [aiter], whole, Heads(8, 8, 60), "bfloat16")
+
+
+def test_a_question_is_asked_once_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("polyattn_rocm")
+    (triton,) = (backend for backend in backends_of("rocm") if backend.name == "flash_attn_triton")
+    without, with_it = described("rocm"), described("rocm", env={TRITON_ROUTE: "TRUE"})
+    assert not supports(Capability.LSE, [triton], without)
+    assert supports(Capability.LSE, [triton], with_it), "of another machine"
+    monkeypatch.setattr("polyattn.usable.resolve", lambda *_: 1 / 0)
+    assert supports(Capability.LSE, [triton], described("rocm", env={TRITON_ROUTE: "TRUE"}))
+    with pytest.raises(ZeroDivisionError):
+        supports(Capability.LSE, [triton], without)

@@ -73,6 +73,8 @@ def test_supports_asks_one_slot_for_all() -> None:
     assert layer.supports(pa.Capability.MULTI_DOC_VARLEN | pa.Capability.LSE, dtype=torch.bfloat16, device="cpu")
     assert not layer.supports(pa.Capability.QUANT_FP8)
     assert not layer.supports(pa.Capability.LSE, dtype=torch.float8_e4m3fn)
+    odd = pa.Attention(6, 7, 3)
+    assert odd.supports(pa.Capability.BACKWARD | pa.Capability.PAGED_KV | pa.Capability.SPANS, device="cpu:0")
 
 
 def test_a_layer_copies_pickles_and_holds_no_state() -> None:

@@ -12,12 +12,12 @@ from polyattn.choice import AUTOMATIC, check_names, chosen_first, parse_choice
 from polyattn.discovery import all_backend_names, backends_of, current_platform
 from polyattn.distributed.glued import glue
 from polyattn.distributed.parallel import check_parallel, over_ranks
-from polyattn.door.backend import Backend, Features
-from polyattn.door.capability import Capability, capabilities_of
+from polyattn.door.backend import Backend
+from polyattn.door.capability import Capability
 from polyattn.door.platform import Platform
-from polyattn.door.resolution import missing_requirements
 from polyattn.errors import UnsupportedRequest
 from polyattn.machine import machine_of
+from polyattn.plain_calls import Heads
 from polyattn.plan import owner_of
 from polyattn.quant import as_quant, layer_index, skipped
 from polyattn.recorders import here, recorders
@@ -27,6 +27,7 @@ from polyattn.structures import KeyPadding, Structure
 from polyattn.structures.host_data import dtype_name
 from polyattn.structures.video_gate import gated
 from polyattn.traced import attend_traced
+from polyattn.usable import supports
 
 if TYPE_CHECKING:
     from polyattn.quant import Quant
@@ -182,31 +183,23 @@ class Attention(torch.nn.Module):
     def supports(
         self, cap: Capability, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> bool:
-        """Whether one slot, among the backends this layer may use on `device`, has all of `cap` for its heads.
+        """Whether one slot, among the backends this layer may use on `device`, has all of `cap` for its heads there.
 
-        Asked before a mask is built; `device` defaults to the current platform's.
+        Asked before a mask is built; `device` defaults to the current platform's first. As `current_platform.supports`.
         """
         if not isinstance(cap, Capability):
             raise TypeError(f"cap: a polyattn.Capability is needed, got {type(cap).__name__} {cap!r}")
         platform = current_platform.platform if device is None else owner_of(torch.device(device).type)
-        machine = machine_of(platform, f"{platform.device_type}:0")
-        backends = backends_of(platform)
+        index = (None if device is None else torch.device(device).index) or 0
         eligible = backends_left(
-            stated_choices(self.backend, choice_here(), self.configured), platform, backends, all_backend_names
+            stated_choices(self.backend, choice_here(), self.configured),
+            platform,
+            backends_of(platform),
+            all_backend_names,
         )
-        return any(
-            cap in capabilities_of(slot.features) and self._fits(slot.features, dtype)
-            for backend in eligible
-            if not missing_requirements(backend.requires, machine)
-            for slot in backend.slots
-        )
-
-    def _fits(self, features: Features, dtype: torch.dtype | None) -> bool:
-        return (
-            (dtype is None or dtype_name(dtype) in features.dtypes)
-            and (features.head_dims is None or self.head_dim in features.head_dims)
-            and (features.gqa or self.num_heads == self.num_kv_heads)
-        )
+        heads = Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        name = None if dtype is None else dtype_name(dtype)
+        return supports(cap, eligible, machine_of(platform, f"{platform.device_type}:{index}"), heads, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "last_route": None}  # a route belongs to the process that found it

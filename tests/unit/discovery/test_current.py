@@ -1,7 +1,10 @@
 """`current_platform`: what it offers, and that it is one object which is never stale."""
 
-BACKENDS = "(Backend('fast', (Slot('m:f', Features(lse=True)), Slot('m:g', Features(window=True))))," \
-    " Backend('extra', (Slot('m:f', Features(softcap=True)),), requires=(Requires('absent'),)),)"  # fmt: skip
+BACKENDS = """(
+    Backend("fast", (Slot("m:f", Features(lse=True, dtypes=HALF)), Slot("m:g", Features(window=True, dtypes=HALF)))),
+    Backend("extra", (Slot("m:f", Features(softcap=True, dtypes=HALF)),), requires=(Requires("absent"),)),
+    Backend("barred", (Slot("m:f", Features(out=True, dtypes=HALF)),), check=lambda request, machine: ("no",)),
+)""".replace("HALF", "{'float16'}")
 
 
 def test_its_attributes(sites):
@@ -13,7 +16,7 @@ p = current_platform
 result = {
     "facts": [p.name, p.device_type, p.priority, p.collective_backend, [b.name for b in p.backends]],
     "is": [p.is_toy(), p.is_cuda(), p.is_anything_else()],
-    "supports": [p.supports(c) for c in (C.LSE, C.WINDOW, C.LSE | C.WINDOW, C.SOFTCAP)],
+    "supports": [p.supports(c) for c in (C.LSE, C.WINDOW, C.LSE | C.WINDOW, C.SOFTCAP, C.OUT)],
     "repr": repr(p),
     "machine": p.machine(1).name,
     "record": p.platform.name,
@@ -27,9 +30,9 @@ except AttributeError as error:
 """)
     assert answer.error is None, answer.error["trace"]
     result = answer.result
-    assert result["facts"] == ["toy", "toydev", 33, "toyccl", ["fast", "extra"]]
+    assert result["facts"] == ["toy", "toydev", 33, "toyccl", ["fast", "extra", "barred"]]
     assert result["is"] == [True, False, False]
-    assert result["supports"] == [True, True, False, False], "one slot, of a backend whose packages are installed"
+    assert result["supports"] == [True, True, False, False, False], "one slot, of a backend that takes calls here"
     assert result["repr"] == "<current_platform: toy, device type toydev, priority 33>"
     assert result["record"] == "toy"
     assert result["one"]

@@ -11,6 +11,7 @@ from polyattn.discovery import backends_of
 from polyattn.discovery.loading import cause
 from polyattn.discovery.scan import BROKEN
 from polyattn.machine import machine_of
+from polyattn.usable import usable
 from polyattn.vendor import Backend, Machine, Platform
 
 
@@ -55,8 +56,6 @@ def _status(backend: Backend, machine: Machine | None) -> tuple[str, tuple[str, 
     if machine is None:
         return "unknown", ("the machine's facts could not be read",)
     try:
-        from polyattn.cli.usable import usable  # it needs torch, and this command does not
-
         return usable(backend, machine)
     except BROKEN as error:  # what no resolver expects, such as an import that ends the process
         return "error", (f"it cannot be asked: {cause(error)}",)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from polyattn.discovery.backends import backends_of
 from polyattn.discovery.state import current
-from polyattn.door.resolution import missing_requirements
 from polyattn.environment import PolyattnWarning
-from polyattn.vendor import Backend, Capability, Machine, Platform, capabilities_of
+from polyattn.vendor import Backend, Capability, Machine, Platform
 
 
 class CurrentPlatform:
@@ -58,14 +57,13 @@ class CurrentPlatform:
         return machine_of(platform, f"{platform.device_type}:{index}")
 
     def supports(self, capability: Capability) -> bool:
-        """Whether one slot, of a backend whose packages are installed, has all of `capability`."""
-        machine = self.machine()
-        return any(
-            capability in capabilities_of(slot.features)
-            for backend in self.backends
-            if not missing_requirements(backend.requires, machine)
-            for slot in backend.slots
-        )
+        """Whether one slot has all of `capability` and would run on its first device, as `polyattn info` has it.
+
+        Whose packages are missing, or refuse this machine, promises nothing. Asked once; it may import such packages.
+        """
+        from polyattn.usable import supports  # it asks the resolver, which few processes need without a tensor
+
+        return supports(capability, self.backends, self.machine())
 
     def __getattr__(self, attribute: str) -> Callable[[], bool]:
         if attribute.startswith("is_") and len(attribute) > 3:

@@ -41,7 +41,8 @@ class Capability(Flag):
     QUANT_MXFP4 = auto()
 
 
-_BY_KIND = {
+#: Structure kind, and switch of `Features` -> its flag.
+BY_KIND = {
     "packed": Capability.PACKED_MASK_FREE,
     "paged": Capability.PAGED_KV,
     "key_padding": Capability.KEY_PADDING,
@@ -51,7 +52,7 @@ _BY_KIND = {
     "prefix_kv": Capability.PREFIX_KV,
     "video_tiles": Capability.VIDEO_TILES,
 }
-_BY_SWITCH = {
+BY_SWITCH = {
     "window": Capability.WINDOW,
     "softcap": Capability.SOFTCAP,
     "lse": Capability.LSE,
@@ -66,12 +67,12 @@ _BY_SWITCH = {
 def capabilities_of(features: Features) -> Capability:
     """The flags of one slot."""
     flags = Capability(0)
-    for kind, flag in _BY_KIND.items():
+    for kind, flag in BY_KIND.items():
         if kind in features.kinds:
             flags |= flag
     if "packed" in features.kinds and features.max_documents != 1:
         flags |= Capability.MULTI_DOC_VARLEN
-    for switch, flag in _BY_SWITCH.items():
+    for switch, flag in BY_SWITCH.items():
         if getattr(features, switch):
             flags |= flag
     for name in features.quant:
