@@ -2,7 +2,7 @@
 
 A processor that asks diffusers' dispatcher is told our backend; one that calls torch's SDPA itself, as SD3's and the
 UNets' do, runs inside `pa.patch_sdpa`. Both are copies that stand in for the model's own while the scope lasts, so that
-a processor that another model shares keeps its ways.
+a processor that another model shares keeps its ways. A model that is copied or pickled meanwhile takes its own along.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ import torch
 from polyattn.integrations.patching import patch_sdpa
 
 _SDPA = "scaled_dot_product_attention"
-_patched: dict[type, type] = {}
+#: A processor's class, and whether it runs within `patch_sdpa` -> the class of what stands in for it.
+_classes: dict[tuple[type, bool], type] = {}
 
 
 @dataclass
@@ -104,25 +106,44 @@ def _calls_sdpa(cls: type) -> bool:
 
 def _dispatching(processor: Any, backend: Any) -> Any:
     twin = copy.copy(processor)  # of a module, too, which shares its parameters then
+    twin.__class__ = _standing_in(type(twin), patched=False)
     twin._attention_backend = backend
     return twin
 
 
 def _patching(processor: Any) -> Any:
     twin = copy.copy(processor)
-    cls = type(processor)
-    twin.__class__ = _patched.get(cls) or _patched.setdefault(cls, _patched_class(cls))
+    twin.__class__ = _standing_in(type(twin), patched=True)
     return twin
 
 
-def _patched_class(cls: type) -> type:
-    """A subclass that runs within `patch_sdpa`: still an instance of `cls`, with its name and its call's signature."""
-    entry = "forward" if issubclass(cls, torch.nn.Module) else "__call__"
-    call = getattr(cls, entry)
+def _standing_in(cls: type, *, patched: bool) -> type:
+    """A subclass that copies as what it replaced, and if `patched` runs within `patch_sdpa`.
 
+    Still an instance of `cls`, with its name and its call's signature.
+    """
+    known = _classes.get((cls, patched))
+    if known is not None:
+        return known
+
+    reduced: Callable[..., Any] = cls.__reduce_ex__
+
+    def __reduce_ex__(self: Any, protocol: int) -> Any:
+        replaced = _replaced.get(self)
+        # from protocol 2 on, pickle insists on the class of what it was given
+        return reduced(self, protocol) if replaced is None else replaced.processor.__reduce_ex__(1)
+
+    own = {"__reduce_ex__": __reduce_ex__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    if patched:
+        entry = "forward" if issubclass(cls, torch.nn.Module) else "__call__"
+        own[entry] = _within_patch_sdpa(getattr(cls, entry))
+    return _classes.setdefault((cls, patched), type(cls.__name__, (cls,), own))
+
+
+def _within_patch_sdpa(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def within(self: Any, *args: Any, **kwargs: Any) -> Any:
         with patch_sdpa():
             return call(self, *args, **kwargs)
 
-    return type(cls.__name__, (cls,), {entry: within, "__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    return within
