@@ -33,6 +33,6 @@ def balanced(spread: Spread, bands: list[Band]) -> tuple[Spread, str]:
         return spread, passed
     zigzag = replace(spread, zigzag=True)
     plain_work, zigzag_work = busiest(spread, bands), busiest(zigzag, bands)
-    if zigzag_work > (1.0 - _WORTH_MOVING) * plain_work:
+    if zigzag_work > (1.0 - _WORTH_MOVING) * plain_work or not plain_work:
         return spread, passed
     return zigzag, f"{passed}; rows in zigzag order, which spares the busiest {1 - zigzag_work / plain_work:.0%}"

@@ -101,12 +101,11 @@ def _add(call: LocalCall, part: Part, tensors: Tensors, whole: Partial, upstream
     unseen = lse == float("-inf")
     weight = (lse.detach() - rows_lse.masked_fill(unseen, 0.0)).exp()  # 0 where nothing was seen
     change = (grad_out * (out.detach() - rows_out)).sum(dim=-1).transpose(1, 2)
-    found = torch.autograd.grad(
-        (out, lse),
-        inputs,
-        ((grad_out * weight.transpose(1, 2).unsqueeze(-1)).to(out.dtype), weight * (change + grad_lse)),
-        allow_unused=True,
-    )
+    outputs, gradients_of_outputs = [out], [(grad_out * weight.transpose(1, 2).unsqueeze(-1)).to(out.dtype)]
+    if lse.requires_grad:  # that of a call without samples hangs on nothing
+        outputs.append(lse)
+        gradients_of_outputs.append(weight * (change + grad_lse))
+    found = torch.autograd.grad(outputs, inputs, gradients_of_outputs, allow_unused=True)
     slices = (slice(r0, r1), slice(k0, k1), slice(k0, k1))
     for total, grad, rows in zip(totals, found, slices, strict=True):
         if grad is not None:
