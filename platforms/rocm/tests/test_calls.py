@@ -259,3 +259,19 @@ def test_torch_gets_squares_under_causal(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(out.double(), want.double(), atol=1e-5, rtol=0)
         torch.testing.assert_close(lse.double(), want_lse.double(), atol=1e-5, rtol=0)
     assert shapes == [(7, 7, True), (3, 3, True), (4, 4, True)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_under_causal_torch_is_told_of_as_many_queries_as_keys(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Its backward asks for that; beside fewer KV heads, a document of one query is stated as two."""
+    told: list[tuple[int, int]] = []
+
+    def varlen_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **call: Any) -> torch.Tensor:
+        told.append((call["max_q"], call["max_k"]))
+        return query.clone()
+
+    monkeypatch.setattr(shared, "_bound", lambda: (varlen_attn, object()))
+    q, k, cu = drawn(2 * rows, 4, 64), drawn(2 * rows, 2, 64), boundaries([rows, rows])
+    asked = CALL | {"causal": True, "need_lse": False}
+    torch_varlen.documents(q, k, k, None, cu_q=cu, cu_k=cu, max_q=rows, max_k=rows, **asked)
+    assert told == [(max(rows, 2),) * 2]

@@ -34,10 +34,17 @@ def documents(
     *,
     cu_q: torch.Tensor,
     cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    causal: bool,
     **call: Any,
 ) -> flash2.Result:
     """The varlen kernel of `polyattn.vendor.varlen`, its LSE by row and -inf where a document has no key."""
-    result, lse = torch_varlen.documents(_nothing_more, q, k, v, out, cu_q=cu_q, cu_k=cu_k, **call)
+    if causal:  # of squares alone; its backward takes no other, nor one query that is stated as two
+        max_k = flash2.least_queries(q, k, max_q)
+    result, lse = torch_varlen.documents(
+        _nothing_more, q, k, v, out, cu_q=cu_q, cu_k=cu_k, max_q=max_q, max_k=max_k, causal=causal, **call
+    )
     return result, None if lse is None else _by_row(lse, q.shape[0], cu_q, cu_k)
 
 
