@@ -248,6 +248,17 @@ def test_a_buffer_of_the_module_is_written_in_place() -> None:
         torch.testing.assert_close(got, model(x, padding))
 
 
+def test_a_module_that_writes_into_its_argument_answers_right_from_the_first_call() -> None:
+    def model(x: torch.Tensor, padding: Any = None) -> torch.Tensor:
+        q = x.mul_(2).unflatten(-1, (HEADS, HEAD_DIM))
+        return x.add_(pa.attention(q, q, q, structure=padding).flatten(-2)).clone()
+
+    graph = BreakableGraph(model)
+    for given in ((), (pa.KeyPadding.from_lengths([3], 4),), ()):
+        x = rows(1, 4)
+        torch.testing.assert_close(graph(x, *given), model(x.clone(), *given))
+
+
 def test_answers_are_the_callers_own_and_inputs_are_left_alone() -> None:
     model = Model()
     graph = BreakableGraph(model)

@@ -131,6 +131,8 @@ class BreakableGraph:
             watching = Watching()
             with recording(watching):
                 self._module(*args, **kwargs)
+            for tensor in tensors:  # the module may write into its arguments
+                held[id(tensor)].copy_(tensor)
             device.settle()
             capturing = Capturing(device, watching.seen, structures, self._stays)
             with recording(capturing):
