@@ -103,7 +103,7 @@ def test_what_is_taken(request_) -> None:
         (asked(**options(laser_max_abs=4e4)), ("too coarsely",)),
         (asked(**options(laser_max_abs=300.0)), ("logits reach 9e+04", "float32", "laser_input_scale=16 in its place")),
         (asked(**options(laser_max_abs=8.1), dim=64), ("logits reach 65.6", "laser_input_scale=1 in its place")),
-        (asked(**options(laser_max_abs=4.1), dtype="float16"), ("logits reach 16.8",)),
+        (asked(**options(laser_max_abs=4.1), dtype="float16"), ("logits reach 16.8 by independent signs", "11 times")),
         (asked(keys=4100, scale=1e-6), ("scale 1e-06", "multiple of 256", "laser_input_scale=32")),
         (asked(keys=4100, scale=-5e-324), ("scale -5e-324", "multiple of 256")),
     ],
@@ -243,6 +243,16 @@ def scene_a_declared_range_that_is_taken_is_exact_to_its_dtype() -> None:
         want = pa.reference_attention(q, k, v)
         found = ran(q, k, v, backend="laser", options=NpuOptions(laser_max_abs=max_abs + 0.02))[0]
         assert float((found - want).abs().max()) <= tolerance * float(want.abs().max())
+
+
+def scene_entries_of_one_sign_lose_more_than_a_declared_range_assumes_and_no_more_than_is_said() -> None:
+    for dtype, max_abs, tolerance in ((torch.float16, 4.0, 5e-3), (torch.bfloat16, 8.0, 2e-2)):
+        q, k = ((drawn(1, rows, 1, 64).float().tanh() * 0.1 + 0.9) * max_abs for rows in (2048, 2049))
+        q, k, v = q.to(dtype), k.to(dtype), drawn(1, 2049, 1, 64).to(dtype)
+        want = pa.reference_attention(q, k, v)
+        found = ran(q, k, v, backend="laser", options=NpuOptions(laser_max_abs=max_abs))[0]
+        lost = float((found - want).abs().max()) / float(want.abs().max())
+        assert tolerance < lost <= 64**0.5 * tolerance
 
 
 def scene_prefixes_and_one_document() -> None:

@@ -148,7 +148,8 @@ def _of_digits(request: Request, max_abs: float, factor: int) -> tuple[str, ...]
     if not too_rough(max_abs, request.head_dim, request.scale, request.dtype):
         return ()
     return (
-        f"laser_max_abs={max_abs} lets logits reach {likely_logit(max_abs, request.head_dim, request.scale):.3g} and "
-        "more, of which float16 keeps 11 bits whatever q and k are divided by: npu:fusion and npu:mindie score in "
-        f"float32, or laser_input_scale={factor} in its place has such logits rounded",
+        f"laser_max_abs={max_abs} lets logits reach {likely_logit(max_abs, request.head_dim, request.scale):.3g} by "
+        f"independent signs, {math.sqrt(request.head_dim):.0f} times as much by one sign, of which float16 keeps 11 "
+        "bits whatever q and k are divided by: npu:fusion and npu:mindie score in float32, or "
+        f"laser_input_scale={factor} in its place has such logits rounded",
     )

@@ -67,7 +67,8 @@ def likely_logit(max_abs: float, head_dim: int, scale: float) -> float:
 def too_rough(max_abs: float, head_dim: int, scale: float, dtype: str) -> bool:
     """Whether float16, whatever q and k are divided by, rounds such logits by more than the inputs' dtype lets pass.
 
-    On the emulator inputs spread evenly up to this limit keep the output within 5e-3 and 2e-2 of its largest entry.
+    On the emulator inputs spread evenly up to this limit keep the output within 5e-3 and 2e-2 of its largest entry;
+    with entries of one sign, sqrt(head_dim) times that.
     """
     most = _MOST_ROUNDED.get(dtype)  # other dtypes are refused as such
     return most is not None and likely_logit(max_abs, head_dim, scale) * _ROUNDED_TO > most

@@ -32,7 +32,9 @@ class NpuOptions(Options):
     laser_input_scale  `npu:laser`: q, k and v are divided by this power of two, which keeps its float16 scores finite,
                        and the output is multiplied by it; 1 divides nothing
     laser_max_abs      `npu:laser`: no entry of q, k and v is larger than this, by which the smallest such power of two
-                       is chosen; refused where float16 rounds scores of that size too much, whatever divides them
+                       is chosen. It is refused where float16 rounds too much, whatever divides, if signs are
+                       independent. Entries of one sign, or a pattern that q and k share, are rounded up to
+                       sqrt(head_dim) times as much, and taken
 
     >>> from polyattn_npu import NpuOptions
     >>> NpuOptions(laser_input_scale=8).stated()
