@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import polyattn as pa
-from polyattn.distributed import SequenceParallel
+from polyattn.distributed import SequenceParallel, gather
 from polyattn.distributed.failure import PeerLost
+from polyattn.distributed.local import LocalCall
 from tests.distributed.pool import Pool, RanksFailed
 
 HERE = __name__
@@ -118,6 +121,47 @@ def different_degrees(group: dist.ProcessGroup) -> str:
 def test_ranks_that_state_different_degrees(pool: Pool) -> None:
     for said in pool.run(2, f"{HERE}:different_degrees", limit=LIMIT):
         assert "degrees: ulysses=2 on rank 0 but ring=2 on rank 1" in said
+
+
+def gradient_of_the_joint_on_one_rank(group: dist.ProcessGroup) -> str:
+    """Each rank wants one gradient of q, k and v: rank 1 of its shard, the others of what all ranks hold."""
+    q, text = torch.randn(1, 8, 4, 8), torch.randn(1, 2, 4, 8)
+    (q if dist.get_rank(group) == 1 else text).requires_grad_()
+    with pytest.raises(pa.UnsupportedRequest) as caught:
+        pa.attention(q, q, q, joint=pa.Joint(text, text, text), parallel=SequenceParallel(ulysses=2, mesh=group))
+    return str(caught.value)
+
+
+def test_gradients_of_shards_and_of_what_all_hold_are_told_apart(pool: Pool) -> None:
+    for said in pool.run(2, f"{HERE}:gradient_of_the_joint_on_one_rank", limit=LIMIT):
+        assert "gradients (shard, rows beside it): ((False, True)" in said
+
+
+def fails_on_one_rank(group: dist.ProcessGroup, name: str) -> tuple[str, float]:
+    """Rank 1 meets an error of its own before the ranks agree; what is said, and after how many seconds."""
+    odd, rows = dist.get_rank(group) == 1, torch.randn(1, 3, 4, 8)
+    parallel, begun = SequenceParallel(ring=2, mesh=group), time.monotonic()
+    try:
+        if name == "gather":
+            gather(rows, parallel, dim=9 if odd else 1)
+        else:
+            plan = patch.object(LocalCall, "plan", side_effect=MemoryError() if name == "silent" else RuntimeError("x"))
+            with plan if odd else nullcontext():
+                pa.attention(rows, rows, rows, structure=pa.Dense(), parallel=parallel)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, time.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [("plan", "RuntimeError", "x"), ("silent", "MemoryError", "MemoryError"), ("gather", "IndexError", "tuple index")],
+)
+def test_whatever_stops_a_rank_before_they_agree_is_told_at_once(pool: Pool, name: str, kind: str, words: str) -> None:
+    (other, seconds), (own, _) = pool.run(2, f"{HERE}:fails_on_one_rank", name, limit=LIMIT)
+    assert own.startswith(kind)
+    assert f"rank 1 refused: {words}" in other
+    assert seconds < 30, "long before the group's timeout"
 
 
 def killed_between_calls(group: dist.ProcessGroup, parallel: SequenceParallel) -> str:

@@ -87,6 +87,7 @@ def test_each_rank_s_query_heads_meet_their_own_kv_heads(kv_heads: int, group: i
         (SequenceParallel(ulysses=4, rows=(1, 0, 4, 4)), "k", 1, 12, True, (1, 0, 4, 4)),
         (SequenceParallel(ulysses=4, rows=8), "k", 3, 13, True, (3, 3, 2, 2)),
         (SequenceParallel(ulysses=4, rows=12), "k", 3, 8, False, (3, 3, 3, 3)),
+        (SequenceParallel(ulysses=4, rows=7), "q", 2, 2, False, (2, 2, 2, 1)),  # documents end before the shards
         (SequenceParallel(ulysses=4, rows=8, kv_rows=(9, 0, 0, 0)), "k", 9, None, True, (9, 0, 0, 0)),
     ],
 )

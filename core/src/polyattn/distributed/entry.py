@@ -63,8 +63,9 @@ def attend_over_ranks(
         lanes = held(q, k, v, gate, structure, joint, replicated)
         check_combination(structure, facts.causal, facts.window, facts.softcap, return_lse, gate)
         grad = _requires_grad(lanes)
+        wants_grad = any(map(any, grad))
         if out is not None:
-            _check_out(out, lanes, q.dim(), any(grad))
+            _check_out(out, lanes, q.dim(), wants_grad)
         alone = complete and sees_alike(structure, facts.causal, facts.window)  # it does not matter which rank this is
         ranks = None if alone else ranks_of(parallel)
         asked = asked_of(lanes, facts, parallel, complete, ranks)
@@ -72,8 +73,8 @@ def attend_over_ranks(
         stated = _stated(call, lanes, ranks, facts, return_lse, grad)
         cache = (_DENSE if structure is None else structure).parts
         known = cache.get((asked, *stated.values()))
-        geometry = _prepared(call, asked, lanes, structure, facts, return_lse, any(grad)) if known is None else known
-    except (TypeError, ValueError, ImportError) as problem:
+        geometry = _prepared(call, asked, lanes, structure, facts, return_lse, wants_grad) if known is None else known
+    except Exception as problem:  # whatever it is, the others would wait for this rank
         if not complete:
             tell_everyone(parallel, problem)
         raise
@@ -83,7 +84,7 @@ def attend_over_ranks(
             agree(ranks.group, {**signature, "shared out": geometry.told})
             ranks.meet(q.device)
         keep(cache, _LIMIT, (asked, *stated.values()), geometry)
-    run = partial(attend, geometry, ranks, call, lanes, structure, facts.causal, facts.window, return_lse, any(grad))
+    run = partial(attend, geometry, ranks, call, lanes, structure, facts.causal, facts.window, return_lse, wants_grad)
     if ranks is None:
         result, lse = run()
     else:
@@ -123,10 +124,19 @@ def held(q: Any, k: Any, v: Any, gate: Any, structure: Structure | None, joint: 
     return found if dtype is None else found.to(dtype)
 
 
-def _requires_grad(lanes: Lanes) -> tuple[bool, ...]:
-    """Of q, k, v and the gate: backward passes communicate for those that want a gradient."""
+def _requires_grad(lanes: Lanes) -> tuple[tuple[bool, bool], ...]:
+    """Of q, k, v and the gate: (whether the shard wants a gradient, whether rows beside it do).
+
+    Told apart, because a backward pass exchanges gradients of shards only where a shard wants one.
+    """
     enabled = torch.is_grad_enabled()
-    return tuple(enabled and any(tensor.requires_grad for tensor in lane.tensors()) for lane in lanes.all())
+    return tuple(
+        (
+            enabled and lane.shard.requires_grad,
+            enabled and any(tensor.requires_grad for tensor in (*lane.before, *lane.after)),
+        )
+        for lane in lanes.all()
+    )
 
 
 def _check_out(out: torch.Tensor, lanes: Lanes, rank: int, wants_grad: bool) -> None:
@@ -154,7 +164,7 @@ def asked_of(lanes: Lanes, facts: Arguments, parallel: SequenceParallel, complet
 
 
 def _stated(
-    call: LocalCall, lanes: Lanes, ranks: Ranks | None, facts: Arguments, lse: bool, grad: tuple[bool, ...]
+    call: LocalCall, lanes: Lanes, ranks: Ranks | None, facts: Arguments, lse: bool, grad: tuple[tuple[bool, bool], ...]
 ) -> dict[str, Any]:
     """What beside rows makes this call another one, by name: what the ranks have to agree on."""
     q, v = lanes.q.shard, lanes.v.shard
@@ -166,7 +176,7 @@ def _stated(
         "widths": (q.shape[3], v.shape[3]),
         "dtype": q.dtype,
         "lse": lse,
-        "gradients": grad,
+        "gradients (shard, rows beside it)": grad,
         "arguments": (facts, *call.stated),
         "backend around": choices_here.get(),
         "step": None if call.quant is None else step_here(),

@@ -20,6 +20,6 @@ def tell_everyone(parallel: SequenceParallel, problem: Exception) -> None:
     except (TypeError, ValueError):  # no group to tell, which is what the problem is
         return
     try:
-        agree(group, f"refused: {problem}")
+        agree(group, f"refused: {str(problem) or type(problem).__name__}")
     except (UnsupportedRequest, PeerLost) as disagreement:
         raise problem from disagreement

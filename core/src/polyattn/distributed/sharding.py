@@ -49,15 +49,12 @@ def gather(
     if parallel is None or parallel.world_size == 1:
         return tensor
     ranks = ranks_of(parallel)
-    sizes = shares_of(parallel, rows, tensor.shape[dim])
-    if sizes[ranks.rank] != tensor.shape[dim]:
-        problem = ValueError(
-            f"rows: rank {ranks.rank} is said to hold {sizes[ranks.rank]} of {sum(sizes)} rows, "
-            f"its tensor has {tensor.shape[dim]}; state the rows of each rank"
-        )
+    try:
+        sizes = shares_of(parallel, ranks.rank, rows, tensor.shape[dim])
+        mine = tensor.movedim(dim, 0)
+    except Exception as problem:  # whatever it is, the others would wait for this rank
         tell_everyone(parallel, problem)
-        raise problem
-    mine = tensor.movedim(dim, 0)
+        raise
     wants_grad = torch.is_grad_enabled() and tensor.requires_grad
     agree(
         ranks.group,
@@ -68,9 +65,15 @@ def gather(
         return gathered(mine, sizes, Peers(ranks.group, ranks.members, ranks.rank)).movedim(0, dim)
 
 
-def shares_of(parallel: SequenceParallel, rows: int | tuple[int, ...] | None, held: int) -> tuple[int, ...]:
-    """Rows of each rank, as stated, else as many on each as on this one."""
+def shares_of(parallel: SequenceParallel, rank: int, rows: int | tuple[int, ...] | None, held: int) -> tuple[int, ...]:
+    """Rows of each rank, as stated, else as many on each as on this one; ValueError where this one holds others."""
     stated = parallel.rows if rows is None else rows
     if stated is None:
         return (held,) * parallel.world_size
-    return parallel.holding(stated).shares(stated if isinstance(stated, int) else sum(stated))
+    sizes = parallel.holding(stated).shares(stated if isinstance(stated, int) else sum(stated))
+    if sizes[rank] != held:
+        raise ValueError(
+            f"rows: rank {rank} is said to hold {sizes[rank]} of {sum(sizes)} rows, its tensor has {held}; "
+            "state the rows of each rank"
+        )
+    return sizes

@@ -42,6 +42,8 @@ def split_of(
     the glued sequence, as the structure says, `told_exactly` unless there may be more.
     """
     spread = None if told is None else told - sum(ends)
+    if spread is not None and spread < 0 and not told_exactly:
+        spread = None  # what is described ends among the rows that every rank holds
     if spread is not None and spread < 0:
         raise ValueError(f"structure: {told} rows of {side} are described, but every rank holds {sum(ends)} of them")
     stated = parallel.rows if side == "q" or parallel.kv_rows is None else parallel.kv_rows
