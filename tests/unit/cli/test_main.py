@@ -9,6 +9,7 @@ import pytest
 
 import polyattn as pa
 from polyattn.cli import demo as demo_room
+from polyattn.cli import main
 from polyattn.cli import verify as verify_room
 from polyattn.cli.failure import UsageError
 from polyattn.cli.parser import make_parser
@@ -114,6 +115,25 @@ def test_interrupted(polyattn, monkeypatch):
 
     monkeypatch.setattr(demo_room, "demo", demo)
     assert polyattn("demo").code == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full, as Linux has")
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_full_disk_is_one_line(options):
+    code = f"import sys; from polyattn.cli import main; sys.exit(main(['info', '--capabilities', *{options.split()}]))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "polyattn info: the output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_are_nobodys_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["info", "--capabilities"]) == 0
+    assert main(["demo", "--sentences", "/nowhere"]) == 2
 
 
 def test_our_warnings_are_one_line_on_stderr_and_others_stay_as_they_are(polyattn, monkeypatch):

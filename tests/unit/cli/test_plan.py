@@ -102,6 +102,7 @@ def test_named_shapes_are_those_of_bench(name):
         (("--q", "1,0,2,64"), "--q: B,S,H,D, each at least 1, is needed, got 1,0,2,64"),
         (("--q", "1,8,3,64", "--k", "1,8,2,64"), "--k: q's batch and width, and a number of heads that divides q's"),
         (("--hosts", "1,0"), "a number of at least 1 is needed, got '0'"),
+        (("--ranks-per-host", "100000", "--hosts", "1,100000"), "100000 x 100000 are more than 1048576 ranks"),
         (("--inside", "-1"), "a number above 0 is needed, got '-1'"),
     ],
 )

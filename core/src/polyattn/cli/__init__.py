@@ -6,6 +6,8 @@ arguments are wrong or a package is missing; 130 interrupted.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import warnings
@@ -17,9 +19,13 @@ from polyattn.cli.parser import make_parser
 from polyattn.environment import PolyattnWarning
 from polyattn.errors import BackendUnavailable, UnsupportedRequest
 
+#: What an output says that takes no more.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code and never raises for a user's error."""
+    _open_closed_streams()
     try:
         args = make_parser().parse_args(argv)
     except SystemExit as end:  # argparse has already said why
@@ -41,12 +47,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # ours, hence a bug
         return _fail(args.command, f"package {error.name} is not installed", 2)
     except BrokenPipeError:
-        # The reader (head, less) has gone; what is still buffered must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (head, less) has gone
         return 1
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        return _fail(args.command, f"the output cannot be written: {error.strerror}", 1)
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _open_closed_streams() -> None:
+    """A service may start us with its output closed: there is then no stream to write to, nor to ask."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.StringIO())
+
+
+def _drop_output() -> None:
+    """What is still buffered must not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(command: str, error: object, code: int) -> int:

@@ -19,6 +19,8 @@ from polyattn.distributed.prices import price, strategies, why_not
 DEFAULT_SHAPES = ("flux", "wan480", "wan720")
 #: What the model is known to be off by; strategies that are closer to each other are not told apart.
 ERROR = 0.15
+#: Ranks at most: every division of them is priced, and no group is larger.
+MOST_RANKS = 2**20
 _SPENT_ON = {
     "attention": "attention (emptier waves)",
     "waiting": "latency and launches",
@@ -46,6 +48,10 @@ class Wanted:
 
 def plan(wanted: Wanted, *, as_json: bool) -> int:
     """Reckon and tell; 0, or UsageError where a shape cannot be shared out."""
+    if wanted.per_host * max(wanted.hosts) > MOST_RANKS:
+        raise UsageError(
+            f"--ranks-per-host, --hosts: {wanted.per_host} x {max(wanted.hosts)} are more than {MOST_RANKS} ranks"
+        )
     machine = _machine(wanted)
     works = {"asked": _work_of(wanted)} if wanted.q is not None else {}
     works |= {name: work_of(name) for name in wanted.shapes or (() if works else DEFAULT_SHAPES)}
