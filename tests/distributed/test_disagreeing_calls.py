@@ -71,6 +71,7 @@ def attends_otherwise(
 CASES = [
     "rows", "heads", "dtype", "structure or none", "lengths", "causal", "scale", "backend", "return_lse", "gradients",
 ]  # fmt: skip
+ARGUMENTS = ["causal", "scale", "backend"]
 STRATEGIES = {
     "ulysses": SequenceParallel(ulysses=3),
     "ring": SequenceParallel(ring=3),
@@ -87,6 +88,8 @@ def test_every_rank_hears_of_another_call_and_goes_on(pool: Pool, name: str, str
         assert "the ranks do not make the same call" in said
         assert "on ranks 0, 2 but" in said
         assert "on rank 1" in said
+        if name in ARGUMENTS:
+            assert said.partition(" call. ")[2].startswith(f"{name}: "), "nothing else is told"
         assert after == (2, rows, 4, 8)
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 Sides = tuple[int | None, int | None]
 
 
+#: What `LocalCall.stated` has, by name.
+STATED = ("scale", "softcap", "backend", "configured choice", "quant", "layer", "deterministic", "options")
+
+
 @dataclass
 class LocalCall:
     """What every ordinary call of a parallel one shares.
@@ -40,7 +44,7 @@ class LocalCall:
 
     @property
     def stated(self) -> tuple[Any, ...]:
-        """What is stated, hashable."""
+        """What is stated, hashable, in the order of `STATED`."""
         return (
             self.scale, self.softcap, self.backend, self.configured, self.quant,
             None if self.quant is None else self.layer,  # only quantisation tells layers apart

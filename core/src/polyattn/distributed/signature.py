@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ctypes import string_at
+from dataclasses import fields
 from hashlib import sha256
 from typing import Any
 
-import torch
-
+from polyattn.distributed.local import STATED
 from polyattn.distributed.parallel import SequenceParallel
 from polyattn.distributed.rows import Split
 from polyattn.distributed.stated_rows import structure_rows
@@ -16,16 +17,18 @@ from polyattn.structures.host_data import on_host
 
 #: A structure has one digest; the bound only bounds the cache it lies in.
 _LIMIT = 256
-#: What ranks need not have in common: their numbers for a group, and their devices' indices.
-_LOCAL = ("group", "device")
+#: Not told: ranks' own numbers for a group, and what is told field by field.
+_LOCAL = ("group", "arguments")
 
 
 def signature_of(
     parallel: SequenceParallel, splits: tuple[Split, Split], stated: dict[str, Any], structure: Structure | None
 ) -> dict[str, Any]:
     """Degrees, rows of every rank, what was stated, and the structure."""
-    named = {name: str(value) for name, value in stated.items() if name not in _LOCAL}
-    named["device"] = stated["device"].type
+    facts, *more = stated["arguments"]
+    arguments = {one.name: getattr(facts, one.name) for one in fields(facts)}
+    each = {**stated, **arguments, **dict(zip(STATED, more, strict=True)), "device": stated["device"].type}
+    named = {name: str(value) for name, value in each.items() if name not in _LOCAL}
     given = zip(
         "qk", splits, structure_rows(structure), (parallel.rows, parallel.kv_rows or parallel.rows), strict=True
     )
@@ -52,7 +55,8 @@ def _digest(structure: Structure) -> str:
     for tensor in structure.anchors():
         content.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         if fixed and on_host(tensor):
-            content.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            kept = tensor.detach().contiguous()
+            content.update(string_at(kept.data_ptr(), kept.nbytes))  # torch may be installed without numpy
     return f"{structure.kind} {content.hexdigest()[:16]}"
 
 
