@@ -39,6 +39,16 @@ def test_calls_that_differ_in_one_argument_do_not_share_a_plan() -> None:
             near(pa.attention(Q, KV, KV, **arguments), pa.reference_attention(Q, KV, KV, **arguments))
 
 
+@pytest.mark.parametrize("side", [2**62, 2**63 - 1, 2**63, 2**70])
+@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
+def test_a_side_beyond_every_length_is_unbounded(backend: str, side: int) -> None:
+    for window in ((side, None), (None, side), (2, side), (side, 2)):
+        out = pa.attention(Q, KV, KV, window=window, backend=backend)
+        same = tuple(None if bound == side else bound for bound in window)
+        near(out, pa.reference_attention(Q, KV, KV, window=same))
+        near(out, pa.reference_attention(Q, KV, KV, window=window))
+
+
 def test_a_remembered_plan_still_checks_another_structure_of_the_same_kind() -> None:
     q = torch.randn(6, 2, 8)
     pa.attention(q, q, q, structure=pa.Packed.from_lengths([4, 2]))

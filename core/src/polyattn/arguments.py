@@ -14,6 +14,8 @@ from polyattn.errors import UnsupportedRequest
 from polyattn.structures import Structure
 
 Window = tuple[int | None, int | None] | None
+#: A window's side from here on is unbounded: beside it places of keys would leave int64.
+_UNBOUNDED = 2**62
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def _side(window: Any, side: Any) -> int | None:
     count = int(side)
     if count < 0:
         raise ValueError(f"window: counts cannot be negative (None is unbounded), got {window!r}")
-    return count
+    return count if count < _UNBOUNDED else None
 
 
 def _softcap(softcap: Any) -> float:

@@ -30,9 +30,10 @@ class Rule:
         left, right = self.window or (None, None)
         if self.causal:
             visible &= key <= query
-        if left is not None:
+        reach = queries + keys  # a side as long hides nothing, and one of 2**63 would wrap around
+        if left is not None and left < reach:
             visible &= key >= query - left
-        if right is not None:
+        if right is not None and right < reach:
             visible &= key <= query + right
         return visible
 
