@@ -88,3 +88,8 @@ def test_what_it_cannot_do_is_told(facts: dict[str, Any], words: str) -> None:
 ])  # fmt: skip
 def test_machines_that_cannot_run_it_are_told(machine: Machine, words: str) -> None:
     assert words in reasons(request(), machine)
+
+
+@pytest.mark.parametrize("arch", ["", "mp_", "mp_3", "mp_²", "mp_2x", "MP_31"])
+def test_an_architecture_that_is_no_such_number_is_given_the_benefit_of_doubt(arch: str) -> None:
+    assert reasons(request(), Machine("musa", "musa", arch=arch, versions=S5000.versions)) == ""

@@ -208,6 +208,17 @@ def test_the_triton_route_of_a_release_that_was_not_read_is_refused() -> None:
     assert "known of 2.8.x alone" in reasons(flash_attn_triton, request(), newer)
 
 
+@pytest.mark.parametrize("release", ["2.8", "2.8+rocm7", "2.8.0.post1", "2.8.3.post2+rocm7"])
+def test_every_release_of_the_line_that_was_read_is_known(release: str) -> None:
+    assert reasons(flash_attn_triton, request(), machine(env=TRITON_ROUTE, **{"flash-attn": release})) == ""
+
+
+@pytest.mark.parametrize("release", ["2.80", "2.9.0", "2.8rc1", "3"])
+def test_what_only_looks_like_that_line_is_not(release: str) -> None:
+    other = machine(env=TRITON_ROUTE, **{"flash-attn": release})
+    assert "is known of 2.8.x alone" in reasons(flash_attn_triton, request(), other)
+
+
 @pytest.mark.parametrize(("asked", "words"), [
     (request(window=(4, 4)), "window is not supported"),
     (request(softcap=30.0), "softcap is not supported"),

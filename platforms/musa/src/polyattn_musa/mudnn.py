@@ -73,7 +73,7 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: the architecture, causal off the diagonal, padding that packing would move."""
     reasons = list(varlen_padding.packs_in_place(request, machine))
     numbers = machine.arch.removeprefix("mp_")
-    if numbers.isdigit() and (int(numbers[:-1]), int(numbers[-1])) < _LEAST:
+    if numbers.isdecimal() and len(numbers) > 1 and (int(numbers[:-1]), int(numbers[-1])) < _LEAST:
         reasons.append(f"architecture {machine.arch} is older than mp_{_LEAST[0]}{_LEAST[1]}")
     facts = request.structure_facts
     apart = facts.queries == "all" if request.structure_kind == "key_padding" else not facts.same_lengths

@@ -28,7 +28,7 @@ from polyattn_rocm.flash_attn import HINT, INTERFACE, PACKAGE, TRITON_ROUTE, fun
 from polyattn_rocm.rows import ROWS
 
 #: The only release line whose silences were read.
-_KNOWN = "2.8."
+_KNOWN = "2.8"
 _WHY = "its kernel writes zeros into other documents' LSE, or behind it, for every tile of queries that sees nothing"
 
 
@@ -60,8 +60,8 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     if asked != "TRUE":
         seen = "is not set" if asked is None else f"is {asked!r}"
         reasons.append(f"{TRITON_ROUTE} {seen}: the package runs these kernels only where it is 'TRUE' at start")
-    if not found.startswith(_KNOWN):
-        reasons.append(f"package {PACKAGE} {found}: what its Triton kernels leave out is known of {_KNOWN}x alone")
+    if not (found.partition("+")[0] + ".").startswith(_KNOWN + "."):
+        reasons.append(f"package {PACKAGE} {found}: what its Triton kernels leave out is known of {_KNOWN}.x alone")
     return (*reasons, *square.objections(request, _WHY))
 
 
