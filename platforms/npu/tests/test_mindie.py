@@ -43,6 +43,8 @@ def options(**stated: Any) -> dict[str, Any]:
 
 PACKED = StructureFacts(documents=3)
 ON_DEVICE = StructureFacts(documents=3, host=False)
+#: What to do where prompt_flash_attn was asked for by name.
+OUT = "leave op_type out"
 
 
 @pytest.mark.parametrize(
@@ -88,10 +90,10 @@ def test_what_is_taken(request_) -> None:
         (asked(**options(opt_mode="static", op_layout="BNSD")), ("static", "leave op_type and op_layout out")),
         (asked(kv_heads=2, **options(op_layout="BSH")), ("BSH", "2 KV heads for 4", "'BSND'")),
         (asked(v_dim=32, **options(op_layout="BSH")), ("BSH", "values of 32")),
-        (asked(kv_heads=2, **options(op_type="prompt_flash_attn")), ("2 KV heads", "GQA")),
-        (asked(dtype="float32", **options(op_type="prompt_flash_attn")), ("float32",)),
-        (asked(dim=40, v_dim=40, **options(op_type="prompt_flash_attn")), ("multiple of 16", "40")),
-        (asked("mask", **options(op_type="prompt_flash_attn")), ("rows that a mask hides",)),
+        (asked(kv_heads=2, **options(op_type="prompt_flash_attn")), ("2 KV heads", "GQA", OUT)),
+        (asked(dtype="float32", **options(op_type="prompt_flash_attn")), ("float32", OUT)),
+        (asked(dim=40, v_dim=40, **options(op_type="prompt_flash_attn")), ("multiple of 16", "40", OUT)),
+        (asked("mask", **options(op_type="prompt_flash_attn")), ("rows that a mask hides", OUT)),
         (asked("packed", structure_facts=PACKED, **options(op_type="prompt_flash_attn")), ("no packed form",)),
         (
             asked("packed", structure_facts=PACKED, **options(opt_mode="runtime")),
@@ -116,7 +118,8 @@ def test_each_device_class_gets_its_own_op() -> None:
     assert reasons(asked(), DUO) == ""
     assert "310P has prompt_flash_attn only" in reasons(asked(**options(op_type="fused_attn_score")), DUO)
     assert "310P" in reasons(asked(**options(opt_mode="static")), DUO)
-    assert "takes no boundaries" in reasons(asked("packed", structure_facts=PACKED), DUO)
+    assert "takes no boundaries: npu:blocked needs none" in reasons(asked("packed", structure_facts=PACKED), DUO)
+    assert "npu:blocked takes it" in reasons(asked(kv_heads=2), DUO)
     assert reasons(asked(), A5) == ""
     assert "runs fused_attn_score" in reasons(asked(**options(op_type="prompt_flash_attn")), A5)
     assert "soc123" in reasons(asked(), replace(A2, arch="soc123"))
@@ -145,9 +148,9 @@ def test_the_vendors_variable_is_never_overruled() -> None:
 
 def test_what_is_not_installed_is_named() -> None:
     bare = {"torch": "2.13.0", "mindiesd": "3.1.0", "safetensors": "0.5"}
-    assert "einops is not installed" in reasons(asked(), replace(A2, versions=bare))
+    assert "pip install einops" in reasons(asked(), replace(A2, versions=bare))
     newer = replace(A2, versions={**A2.versions, "torch": "2.14.0+cpu"})
-    assert "plugins for torch 2.7, 2.13, and this is 2.14" in reasons(asked(), newer)
+    assert "plugins for torch 2.7, 2.13, and this is 2.14: install" in reasons(asked(), newer)
     assert reasons(asked(), replace(newer, env={"MINDIESD_PLUGIN_VARIANT": "torch213"})) == ""
 
 

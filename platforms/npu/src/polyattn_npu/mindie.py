@@ -75,7 +75,7 @@ def _of_documents(request: Request, machine: Machine, chosen: NpuOptions) -> tup
     if chosen.op_layout not in (None, LAYOUT):
         reasons.append(f"op_layout={chosen.op_layout!r}: documents and padding reach the op as TND alone: leave it out")
     if machine.arch == "310P":
-        reasons.append("310P has prompt_flash_attn only, which takes no boundaries")
+        reasons.append("310P has prompt_flash_attn only, which takes no boundaries: npu:blocked needs none")
     return tuple(reasons)
 
 
@@ -124,18 +124,19 @@ def _of_prompt(request: Request, machine: Machine) -> tuple[str, ...]:
     reasons = []
     if machine.arch == "A5":
         reasons.append("MindIE-SD runs fused_attn_score for prompt_flash_attn on A5: leave op_type out to have that")
+    way_out = "npu:blocked takes it" if machine.arch == "310P" else "leave op_type out"
     if request.dtype == "float32":
-        reasons.append("prompt_flash_attn takes float16 and bfloat16, not float32")
+        reasons.append(f"prompt_flash_attn takes float16 and bfloat16, not float32: {way_out}")
     if request.num_heads != request.num_kv_heads:
         reasons.append(
             f"MindIE-SD does not tell prompt_flash_attn of {request.num_kv_heads} KV heads for "
-            f"{request.num_heads} query heads (GQA)"
+            f"{request.num_heads} query heads (GQA): {way_out}"
         )
     if request.v_head_dim != request.head_dim or request.head_dim % 16:
         reasons.append(f"prompt_flash_attn takes one head_dim, a multiple of 16, not {request.head_dim} "
-                       f"with values of {request.v_head_dim}")  # fmt: skip
+                       f"with values of {request.v_head_dim}: {way_out}")  # fmt: skip
     if request.structure_kind == "mask":
-        reasons.append("prompt_flash_attn has no answer for rows that a mask hides everything from")
+        reasons.append(f"prompt_flash_attn has no answer for rows that a mask hides everything from: {way_out}")
     return tuple(reasons)
 
 

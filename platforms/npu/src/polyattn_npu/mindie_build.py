@@ -30,8 +30,8 @@ def without_plugin(machine: Machine) -> tuple[str, ...]:
         return ()
     have = machine.versions.get(PACKAGE, "")
     return (
-        f"{PACKAGE} {have} has plugins for torch {', '.join(plugins)}, and this is {torch} "
-        f"({PLUGIN_VARIANT} forces one)",
+        f"{PACKAGE} {have} has plugins for torch {', '.join(plugins)}, and this is {torch}: install one of these, or a "
+        f"{PACKAGE} that has a plugin for {torch} ({PLUGIN_VARIANT} forces one of those it has)",
     )
 
 

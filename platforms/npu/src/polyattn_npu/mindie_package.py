@@ -21,8 +21,8 @@ BACKENDS = ("mindie", "laser", "quant")
 #: What mindiesd imports, the last two without declaring it.
 REQUIRES = (
     Requires(PACKAGE, "3.1.0", "pip install mindiesd, after the torch and torch-npu that fit your CANN"),
-    Requires("einops", "", "mindiesd imports it without declaring it"),
-    Requires("safetensors", "", "mindiesd imports it without declaring it"),
+    Requires("einops", "", "mindiesd imports it without declaring it: pip install einops"),
+    Requires("safetensors", "", "mindiesd imports it without declaring it: pip install safetensors"),
 )
 
 
