@@ -132,6 +132,7 @@ class ToHeads:
 
     def gradients_leave(self, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Send each rank what is said of its rows."""
+        _end(self._journeys)  # of a backward that did not reach the shards
         with Communicating(self.road.group, _BACKWARD):
             for (bundle, shapes), grad in zip(self._bundled(self.shards.shapes), grads, strict=True):
                 moves, batch, width = bundle.moves, *grad.shape[1:]

@@ -40,7 +40,12 @@ def over_groups(
     queries = [lanes.q] if lanes.gate is None else [lanes.q, lanes.gate]
     travelling = [*queries, *(_repeated(lane, repeat) for lane in (lanes.k, lanes.v))]
     shards, answers = Shards(), Answers()
-    steps.take(shards.taken, shards.given, *(lane.shard for lane in travelling))
+
+    def gradients_given() -> tuple[torch.Tensor, ...]:
+        answers.gradients = ()  # all groups have sent it, and the graph may live on
+        return shards.given()
+
+    steps.take(shards.taken, gradients_given, *(lane.shard for lane in travelling))
     coming = [ToHeads(_bundles(exchange, travelling), road, shards) for exchange in exchanges]
     going = [FromHeads(exchange.out, road, answers) for exchange in exchanges]
     for here in coming[:AHEAD]:

@@ -1,7 +1,9 @@
 """Steps that every rank takes in one order, and backward in the reverse one.
 
 Backward steps communicate as well, and autograd promises no order of what does not depend on each other: a rank that
-took two of them the other way round would mix them up with its peers'. So each step hangs on the one before it.
+took two of them the other way round would mix them up with its peers'. So each step hangs on the one before it. Each
+saves a tensor, if an empty one: activation checkpointing, which runs the forward again as far as something was saved,
+then takes all steps again on every rank, also on one that computes nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ class _Step(torch.autograd.Function):
         ctx: Any, forward: Forward, backward: Backward, last: torch.Tensor | None, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.backward_step = backward
-        ctx.last = None if last is None else last.new_empty(0)
+        if last is not None:
+            ctx.save_for_backward(last)
         like = tensors[0] if last is None else last
         return like.new_empty(0), *forward(*tensors)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: torch.Tensor, *grads: torch.Tensor) -> Any:
-        return None, None, ctx.last, *ctx.backward_step(*grads)
+        last = ctx.saved_tensors  # nothing, for the first step
+        return None, None, *(last or (None,)), *ctx.backward_step(*grads)
