@@ -139,3 +139,8 @@ def test_degrees_that_contradict_each_other_are_refused_when_stated() -> None:
         SequenceParallel(ring=2, rows=-1)
     with pytest.raises(ValueError, match="gather"):
         SequenceParallel(gather=0)
+
+
+def test_complete_keys_are_a_yes_or_no() -> None:
+    with pytest.raises(TypeError, match=r"replicated\.kv: True or False is needed, got int 1"):
+        pa.Replicated(kv=1)  # type: ignore[arg-type]

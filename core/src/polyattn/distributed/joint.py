@@ -66,6 +66,8 @@ class Replicated:
     def __post_init__(self) -> None:
         for name, parts in (("prefix", 3), ("suffix", 3), ("kv_prefix", 2)):
             _check_rows(name, getattr(self, name), parts)
+        if not isinstance(self.kv, bool):
+            raise TypeError(f"replicated.kv: True or False is needed, got {_what(self.kv)}")
         if self.prefix is not None and self.kv_prefix is not None:
             raise ValueError("replicated: prefix and kv_prefix cannot both lead the keys; give one")
 
