@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy
 import pytest
+import torch
 
 from polyattn_npu import NpuOptions
 from polyattn_npu.options import LASER, asks_for_laser, npu_options
@@ -22,6 +24,8 @@ def test_nothing_is_stated_by_default() -> None:
         ({"op_type": "flash"}, ("op_type", "'flash'", "fused_attn_score")),
         ({"op_layout": "SBH"}, ("op_layout", "'SBH'", "BNSD")),
         ({"op_layout": "TND"}, ("op_layout", "'TND'")),
+        ({"op_layout": torch.tensor([1, 2])}, ("op_layout", "tensor([1, 2])")),
+        ({"op_layout": numpy.array(["BNSD", "BSND"])}, ("op_layout", "array", "BNSD")),
         ({"opt_mode": "auto"}, ("opt_mode", "'auto'", "static")),
         ({"laser_input_scale": 6}, ("laser_input_scale", "6", "power of two")),
         ({"laser_input_scale": 0}, ("laser_input_scale", "power of two")),

@@ -51,7 +51,7 @@ class NpuOptions(Options):
     def __post_init__(self) -> None:
         for name, known in (("op_type", OP_TYPES), ("opt_mode", OPT_MODES), ("op_layout", OP_LAYOUTS)):
             given = getattr(self, name)
-            if given is not None and given not in known:
+            if given is not None and not (isinstance(given, str) and given in known):
                 raise ValueError(f"NpuOptions.{name}: one of {', '.join(known)} is needed, got {given!r}")
         if self.laser_input_scale is not None and not _is_power_of_two(self.laser_input_scale):
             raise ValueError(
