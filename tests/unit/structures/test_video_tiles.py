@@ -112,6 +112,7 @@ def test_a_block_map_is_copied_from_the_host():
     ({"lists": [[[[2, 2, -1], [1, 9, 9]]]]}, ValueError, "lists: .*2 twice"),
     ({"block_q": 0}, ValueError, "block_q: at least 1"),
     ({"block_k": 4.0}, TypeError, "block_k"),
+    ({"block_q": (4, 4, 4)}, TypeError, r"block_q: integers are needed, got tuple \(4, 4, 4\)"),
     ({"sizes": [4, 5, 1]}, ValueError, "sizes: 0 to block_k=4"),
 ])  # fmt: skip
 def test_a_malformed_block_map_is_refused(change, error, words):

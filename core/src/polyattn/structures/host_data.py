@@ -82,7 +82,7 @@ def _index(name: str, item: Any, shape: str = "") -> int:
         if not on_host(item):
             raise TypeError(f"{name}: integers on the host are needed, got a tensor on {item.device}")
         return int(integer_tensor(name, item, 0, "[]").item())
-    if isinstance(item, (list, tuple)):
+    if shape and isinstance(item, (list, tuple)):
         raise ValueError(f"{name}: shape {shape} is needed, got {type(item).__name__} {item!r} inside it")
     try:
         if isinstance(item, bool):
