@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from polyattn.door.backend import Backend, Features, Options, Requires, Slot
 from polyattn.door.capability import Capability, capabilities_of
-from polyattn.door.loading import load_failure, loaded_last
+from polyattn.door.loading import is_here, load_failure, loaded_last
 from polyattn.door.platform import API_LEVEL, Declined, Found, Machine, Platform
 from polyattn.door.request import KINDS, Request, StructureFacts, TensorFacts, VideoFacts
 from polyattn.door.resolution import Accepted, Decision, Rejected, missing_requirements, resolve, unmet
@@ -114,6 +114,7 @@ __all__ = [
     "TensorFacts",
     "VideoFacts",
     "capabilities_of",
+    "is_here",
     "load_failure",
     "loaded_last",
     "missing_requirements",

@@ -93,6 +93,9 @@ def test_an_older_copy_by_flash_attention_2_hides_the_package(site, monkeypatch)
     assert str(other) in problem
     assert "install flash-attn-4 anew" in failure_in(other, site)
     monkeypatch.setattr(fa4, "BROKEN", problem)
+    described = decision(**{"flash-attn-4": "4.0.0b36"})
+    assert problem not in str(described), "of this process, not of a machine that is described"
+    monkeypatch.setattr(fa4, "is_here", lambda *_: True)
     answer = decision(**{"flash-attn-4": "4.0.0b36"})
     assert isinstance(answer, Rejected)
     assert problem in answer.reasons

@@ -100,6 +100,8 @@ def test_a_package_without_its_extension_is_a_reason(monkeypatch, tmp_path):
         problem = flash_attn.missing_extension()
     assert "flash_attn_2_cuda" in problem
     monkeypatch.setattr(flash_attn, "BROKEN", problem)
+    assert problem not in str(decision(request())), "of this process, not of a machine that is described"
+    monkeypatch.setattr(flash_attn, "is_here", lambda *_: True)
     answer = decision(request())
     assert isinstance(answer, Rejected)
     assert problem in answer.reasons

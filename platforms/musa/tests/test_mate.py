@@ -221,6 +221,8 @@ def test_the_registrys_mate_is_told_from_moore_threads(tmp_path: Path, monkeypat
     told = mate_package.unlike()
     assert "registry" in told
     monkeypatch.setattr(mate_package, "BROKEN", told)
+    assert told not in reasons(request()), "of this process, not of a machine that is described"
+    monkeypatch.setattr(mate, "is_here", lambda *_: True)
     assert told in reasons(request())
     (package / "mha_interface.py").write_text("")
     assert mate_package.unlike() == ""

@@ -110,6 +110,8 @@ def test_another_distribution_in_aiters_place_is_a_reason(monkeypatch: pytest.Mo
     assert aiter.shadowed() == ""
     monkeypatch.setattr(aiter, "version", lambda name: "0.13.20191203")
     monkeypatch.setattr(aiter, "BROKEN", aiter.shadowed())
+    assert reasons(aiter, request()) == "", "of this process, not of a machine that is described"
+    monkeypatch.setattr(aiter, "is_here", lambda *_: True)
     assert "pip uninstall aiter" in reasons(aiter, request())
 
 
@@ -153,6 +155,8 @@ def test_a_package_without_its_extension_is_a_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(flash_attn, "version", lambda name: "2.8.3")
     monkeypatch.setattr(flash_attn.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(flash_attn, "BROKEN", flash_attn.missing_extension())
+    assert reasons(flash_attn, request()) == "", "of this process, not of a machine that is described"
+    monkeypatch.setattr(flash_attn, "is_here", lambda *_: True)
     assert "without its extension flash_attn_2_cuda" in reasons(flash_attn, request())
     assert reasons(flash_attn_triton, request(), machine(env=TRITON_ROUTE)) == "", "it needs none"
 

@@ -41,7 +41,7 @@ def load_failure(machine: Machine, package: str, module: str, bind: Bind) -> str
     `bind` imports what the slots call from `module` and takes it apart. It runs once a process, and not for a machine
     that is only described: one with another release of the distribution, or another torch, than this process has.
     """
-    if not _is_here(machine, package, module):
+    if not is_here(machine, package, module):
         return ""
     error = _error(bind)
     if not error:
@@ -51,7 +51,8 @@ def load_failure(machine: Machine, package: str, module: str, bind: Bind) -> str
     return f"{release} is installed and cannot be used in this process ({error}): {way}"
 
 
-def _is_here(machine: Machine, package: str, module: str) -> bool:
+def is_here(machine: Machine, package: str, module: str) -> bool:
+    """Whether what this process finds of a distribution is what `machine` has, which may be described only."""
     torch = getattr(sys.modules.get("torch"), "__version__", None)
     if machine.versions.get("torch", torch) != torch:
         return False

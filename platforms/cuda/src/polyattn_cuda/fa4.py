@@ -24,6 +24,7 @@ from polyattn.vendor import (
     Slot,
     document_loop,
     flash2,
+    is_here,
     positive_scale,
     prefix,
     spans_into,
@@ -244,7 +245,7 @@ packed_grad_steady = packed_spans_grad_steady = partial(document_loop, dense_gra
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: the architectures and the head dims of each, and a package that is not all there."""
-    reasons = [BROKEN] if BROKEN else []
+    reasons = [BROKEN] if BROKEN and is_here(machine, PACKAGE, "flash_attn.cute") else []
     reasons += varlen_padding.packs_in_place(request, machine)
     if machine.arch and not _serves(machine.arch):
         reasons.append(f"{machine.arch} is none of the architectures this backend serves, sm_90 and sm_10x")

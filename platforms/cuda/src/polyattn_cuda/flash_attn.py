@@ -16,6 +16,7 @@ from polyattn.vendor import (
     Requires,
     flash2,
     flash2_calls,
+    is_here,
     loaded_last,
     prefix,
     varlen,
@@ -69,7 +70,7 @@ paged = partial(flash2.paged, partial(flash2_calls.pages, _bound))
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: FlashAttention 2's rules, wide heads' gradients, and a package without its kernels."""
-    reasons = [BROKEN] if BROKEN else []
+    reasons = [BROKEN] if BROKEN and is_here(machine, PACKAGE, _INTERFACE) else []
     reasons += arch.arch_below(machine, arch.FLASH2)
     reasons += flash2.objections(request, machine)
     if request.grad and request.head_dim > _WIDEST_BACKWARD and machine.arch.startswith(_SMALL):

@@ -11,6 +11,7 @@ from polyattn.vendor import (
     Request,
     Requires,
     Slot,
+    is_here,
     loaded_last,
     pools,
     varlen_padding,
@@ -22,7 +23,7 @@ _FORWARD = "polyattn_musa.mate_forward"
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: another mate, the architecture, padding that packing would move, pages."""
-    reasons = [package.BROKEN] if package.BROKEN else []
+    reasons = [package.BROKEN] if package.BROKEN and is_here(machine, package.PACKAGE, package.INTERFACE) else []
     if machine.arch and machine.arch != package.ARCH:
         reasons.append(f"mate is built for {package.ARCH} alone, and this is {machine.arch}")
     reasons += varlen_padding.packs_in_place(request, machine)

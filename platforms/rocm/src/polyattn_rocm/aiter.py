@@ -18,6 +18,7 @@ from polyattn.vendor import (
     Requires,
     Slot,
     flash2,
+    is_here,
     loaded_last,
     prefix,
     varlen,
@@ -61,7 +62,7 @@ key_padding_steady = partial(varlen_padding.key_padding, _steady, ROWS)
 
 def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: architectures, what its assembly leaves out, gradients that it aligns otherwise."""
-    reasons = [BROKEN] if BROKEN else []
+    reasons = [BROKEN] if BROKEN and is_here(machine, PACKAGE, "aiter") else []
     reasons += ck.other_arch(machine, *_ARCHS)
     reasons += flash2.objections(request, machine)
     if (request.dtype, request.head_dim) == _BY_HAND:

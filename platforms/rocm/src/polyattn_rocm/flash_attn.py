@@ -16,6 +16,7 @@ from polyattn.vendor import (
     Requires,
     flash2,
     flash2_calls,
+    is_here,
     loaded_last,
     prefix,
     varlen,
@@ -88,7 +89,7 @@ def check(request: Request, machine: Machine) -> tuple[str, ...]:
     """What features cannot say: which of its kernels the package runs here, whether it has them, its rules."""
     if machine.env.get(TRITON_ROUTE) == "TRUE":
         return (f"{TRITON_ROUTE}=TRUE makes the package run its Triton kernels instead: ask for flash_attn_triton",)
-    reasons = [BROKEN] if BROKEN else []
+    reasons = [BROKEN] if BROKEN and is_here(machine, PACKAGE, INTERFACE) else []
     return (*reasons, *ck.other_arch(machine, *_ARCHS), *flash2.objections(request, machine))
 
 
