@@ -86,3 +86,10 @@ def test_a_rank_that_does_not_end_is_killed_at_the_limit(pool: Pool) -> None:
     failed = failure(pool, 2, "one_rank_sleeps", limit=2.0)
     assert failed.reports == {0: "no answer within 2 s, killed"}
     assert time.monotonic() - begun < 60
+
+
+def test_these_tests_stay_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """Two workers would start the ranks twice, and each would wait for the other's."""
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("the tests run in one process")
+    assert request.node.nodeid.endswith("@distributed")
