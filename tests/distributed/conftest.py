@@ -18,6 +18,7 @@ def pool() -> Iterator[Pool]:
     ranks.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Called with the items of all folders."""
     here = Path(__file__).parent

@@ -76,6 +76,7 @@ def _in_child(item: pytest.Item) -> bool:
     return bool(getattr(module.obj, "INTERPRETED", True))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that one child runs stay on one of the workers that `make test` distributes them over."""
     for item in items:
